@@ -237,11 +237,13 @@ def unpaced(case: dict[str, Any], rank: int) -> dict[str, Any]:
 
 # ---- the whole run -----------------------------------------------------------------------------------------------------
 def launch(ranks: int, case: dict[str, Any]) -> list[dict[str, Any]]:
+    import pipeline_runs  # ranks import the module by this name
+
     from meshwright.run.ranks.launcher import LocalRanks, scratch_folder
 
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with scratch_folder("pipeline-runs") as folder:
-        started = LocalRanks(ranks, folder, "pipeline_runs:ranked", case, limit_s=600, environment={"PYTHONPATH": path})
+        started = LocalRanks(ranks, folder, pipeline_runs.ranked, case, limit_s=600, environment={"PYTHONPATH": path})
         started.run()
         found: list[dict[str, Any]] = started.results(list[dict[str, Any]])[0]
         return found

@@ -68,7 +68,8 @@ def noise(steps: int) -> Any:
     """Copies between random places of 500,000 buffers of random sizes, with random `after` edges."""
     import numpy as np
 
-    from meshwright.program.program import Buffers, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
+    from meshwright.program.program import Kind, Part, Program
+    from meshwright.program.tables import Buffers, Channels, Csr, Lanes, Ops, Steps
 
     rng = np.random.default_rng(0)
     buffers, n = steps // 2, steps

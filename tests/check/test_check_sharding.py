@@ -20,7 +20,8 @@ from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.job import Training
 from meshwright.plan.plan import GradientBucket, TrainingLayout
 from meshwright.program.calls import inline
-from meshwright.program.program import Csr, Program
+from meshwright.program.program import Program
+from meshwright.program.tables import Csr
 
 MODEL = "tests/run/tensor_models.py:even"
 LEVELS = (1, 2, 3)

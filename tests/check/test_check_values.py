@@ -29,7 +29,7 @@ from meshwright.program.builder import ProgramBuilder
 from meshwright.program.calls import inline
 from meshwright.program.program import Contract, Program
 from meshwright.testing.interpreter import collective_is_right
-from meshwright.testing.mutate import _edge_list, _edges, _rearranged
+from meshwright.testing.mutate_order import edge_list, rearranged, with_edges
 
 
 def claim(p: Program, **changes: object) -> Program:
@@ -257,10 +257,10 @@ def test_weights_may_not_change_before_they_are_used() -> None:
     t = Training(training_layout(data=1))
     p = t.program
     optimizer = int(p.lanes.end[0]) - 1
-    free = _edges(p, [edge for edge in _edge_list(p) if edge[0] != optimizer])
+    free = with_edges(p, [edge for edge in edge_list(p) if edge[0] != optimizer])
     lists = [list(range(int(a), int(b))) for a, b in zip(p.lanes.start, p.lanes.end, strict=True)]
     lists[0] = [optimizer, *lists[0][:-1]]
-    verdict = check_program(_rearranged(free, lists), programs=t.programs, layout=t.layout)
+    verdict = check_program(rearranged(free, lists), programs=t.programs, layout=t.layout)
     assert verdict.status == "wrong"
     messages = " ".join(f.message for f in verdict.findings)
     assert "optimizer opt0" in messages and "of weights, which holds another value" in messages

@@ -21,7 +21,8 @@ from meshwright.job import Recipe, Training
 from meshwright.lower.norm import norm_axes
 from meshwright.plan.plan import Plan
 from meshwright.program.calls import inline
-from meshwright.program.program import Csr, Program
+from meshwright.program.program import Program
+from meshwright.program.tables import Csr
 
 MODEL = "tests/run/tensor_models.py:even"
 CASES = {"replicas": (2, 1, 1, 0), "tensor": (1, 2, 1, 0), "stages": (2, 1, 2, 0), "divided": (2, 1, 1, 2), "all": (2, 2, 2, 1)}

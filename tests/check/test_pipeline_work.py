@@ -18,8 +18,10 @@ from meshwright.drive.pipeline.fill import fill_plan
 from meshwright.drive.pipeline.pipelines import plan_pipeline
 from meshwright.plan.plan import Plan
 from meshwright.program.hash import program_hash
-from meshwright.program.program import Csr, Kind, Program
-from meshwright.testing.mutate import _rearranged, mutate
+from meshwright.program.program import Kind, Program
+from meshwright.program.tables import Csr
+from meshwright.testing.mutate import mutate
+from meshwright.testing.mutate_order import rearranged
 
 FIGURES = {"activation_bytes": 12, "message_bytes": 4, "weight_bytes": 64, "gradient_bytes": 16, "p2p_rate_Bps": 4}
 
@@ -41,7 +43,7 @@ def said(verdict: Verdict) -> str:
 
 
 def without(p: Program, gone: Callable[[int], bool]) -> Program:
-    return _rearranged(p, [[s for s in range(int(a), int(b)) if not gone(s)] for a, b in zip(p.lanes.start, p.lanes.end, strict=True)])
+    return rearranged(p, [[s for s in range(int(a), int(b)) if not gone(s)] for a, b in zip(p.lanes.start, p.lanes.end, strict=True)])
 
 
 def ops(p: Program, **columns: Any) -> Program:
@@ -122,7 +124,7 @@ def test_w_follows_its_i() -> None:
     words[pair[0]], words[pair[1]] = words[pair[1]], words[pair[0]]
     doc["orders"][2] = " ".join(words)
     endless = replace(p, buffers=replace(p.buffers, last=Csr.of([[]] * len(p.buffers))))  # nor is it one of lifetimes then
-    mutant = replace(with_main(made, _rearranged(endless, lists)), job={**made.job, "schedule": doc})
+    mutant = replace(with_main(made, rearranged(endless, lists)), job={**made.job, "schedule": doc})
     assert "may run before" in said(check_plan(mutant))
 
 
@@ -200,7 +202,7 @@ def test_pieces_and_items_follow_one_another() -> None:
     lists = [list(range(int(a), int(b))) for a, b in zip(p.lanes.start, p.lanes.end, strict=True)]
     row = next(x for x in lists if len(x) > 1 and all(p.steps.kind[s] == Kind.COMPUTE and p.ops.graph[p.steps.op[s]].startswith("fill:") for s in x))
     row.reverse()
-    assert "may start before" in said(check_plan(with_step(made, k, _rearranged(p, lists))))
+    assert "may start before" in said(check_plan(with_step(made, k, rearranged(p, lists))))
 
 
 # ---- the bound is of this pipeline -----------------------------------------------------------------------------------------

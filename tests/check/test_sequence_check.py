@@ -18,7 +18,8 @@ from meshwright.check.training.layout import check_layout
 from meshwright.check.training.step import check_training
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.lower.sequence import SequenceParts
-from meshwright.program.program import Csr, Kind, Part
+from meshwright.program.program import Kind, Part
+from meshwright.program.tables import Csr
 
 change = msgspec.structs.replace
 NAME, DEGREES = "pooled", (1, 3, 1)

@@ -72,15 +72,28 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(package: Path, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(package / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    return subprocess.run([sys.executable, *command], cwd=cwd or package, env=environment, capture_output=True, text=True, timeout=280, check=False)
+# An interpreter that has imported the package before forgets it: torch, which takes longest, need not be imported once more.
+FROM_PACKAGE = """
+import os, sys
+
+for name in [x for x in sys.modules if x.partition(".")[0] == "meshwright"]:
+    del sys.modules[name]
+os.environ["PYTHONPATH"] = sys.argv.pop(1)
+sys.path.insert(0, os.environ["PYTHONPATH"])
+sys.dont_write_bytecode = True
+"""
+BATTERY = "import pytest\n\nsys.exit(pytest.main(sys.argv[1:]))\n"
+
+
+def run(package: Path, program: str, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_XDIST_WORKER"}
+    command = [sys.executable, "-c", FROM_PACKAGE + program, str(package / "src"), *words]
+    return subprocess.run(command, cwd=cwd or package, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
 def battery(package: Path, words: str, *more: str, of: str = "") -> subprocess.CompletedProcess[str]:
     """`of`: one of the files of batteries."""
-    return run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", f"tests/contract/{of}", "-k", words, *more, cwd=ROOT)
+    return run(package, BATTERY, "-q", "-p", "no:cacheprovider", "-p", "no:randomly", f"tests/contract/{of}", "-k", words, *more, cwd=ROOT)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +110,7 @@ def test_the_toys_pass_their_contract_batteries(batteries: subprocess.CompletedP
 
 
 ONE_AFTER_THE_OTHER = """
-import io, json, sys
+import io, json
 from contextlib import redirect_stderr, redirect_stdout
 from meshwright.cli import main
 
@@ -114,7 +127,7 @@ print(json.dumps(said))
 def shown(package: Path) -> dict[tuple[str, ...], tuple[int, str]]:
     """(exit code, what it says) of every command of the page, all in one interpreter."""
     asked = commands("")
-    done = run(package, "-c", ONE_AFTER_THE_OTHER, json.dumps(asked))
+    done = run(package, ONE_AFTER_THE_OTHER, json.dumps(asked))
     assert done.returncode == 0, done.stderr
     return {tuple(command): (code, text) for command, (code, text) in zip(asked, json.loads(done.stdout), strict=True)}
 

@@ -26,7 +26,8 @@ from meshwright.io.fabric.name import load_fabric
 from meshwright.io.msccl.xml import msccl_text, parse_msccl
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.program.builder import ProgramBuilder
-from meshwright.program.program import Contract, Csr, Program
+from meshwright.program.program import Contract, Program
+from meshwright.program.tables import Csr
 from meshwright.testing.fabrics import fabrics
 
 

@@ -30,7 +30,8 @@ from meshwright.io.plan.plan import (  # fmt: skip
 from meshwright.plan.plan import Alternative, CycleEntry, Plan, Prediction, Segment, Stage, TrainingLayout, ValueInfo
 from meshwright.program.builder import ProgramBuilder
 from meshwright.program.hash import TABLES, column_forms
-from meshwright.program.program import Csr, Program
+from meshwright.program.program import Program
+from meshwright.program.tables import Csr
 from meshwright.testing.programs import programs
 
 DATA = Path(__file__).parent.parent / "data"

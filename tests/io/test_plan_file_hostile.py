@@ -28,7 +28,8 @@ from meshwright.program.builder import ProgramBuilder
 from meshwright.program.calls import inline, refuse_too_many_steps
 from meshwright.program.fold import expand
 from meshwright.program.hash import program_hash
-from meshwright.program.program import MAX_EXECUTED_STEPS, MAX_STEPS, Fold, FoldAxis, Program, Steps
+from meshwright.program.program import MAX_EXECUTED_STEPS, MAX_STEPS, Fold, FoldAxis, Program
+from meshwright.program.tables import Steps
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import megatron_step

@@ -215,7 +215,7 @@ def test_the_norm_of_gradients_folds(shape: tuple[int, int, int, int, bool]) -> 
 
 def _ops_with(p: Program, op: int, name: str, drop: int) -> Program:
     """Without the `drop`-th range that an op reads or writes."""
-    from meshwright.program.program import Csr
+    from meshwright.program.tables import Csr
 
     csr = getattr(p.ops, name)
     rows = [row.tolist() for row in (csr[i] for i in range(len(csr)))]

@@ -56,7 +56,7 @@ def bench_experts(
         capacities=list(problem.capacities),
         steps=steps, inference=problem.passes == "inference", seed=seed, timeout_s=timeout_s,
     )  # fmt: skip
-    found = answers(request, shape.ranks, f"{__name__}:experts_rank", list[list[float]], lab=lab, limit_hint="fewer steps or choices")
+    found = answers(request, shape.ranks, experts_rank, list[list[float]], lab=lab, limit_hint="fewer steps or choices")
     keys = [(c, Choice(*x)) for c in problem.capacities for x in choices]
     slowest = [map(max, zip(*of_ranks, strict=True)) for of_ranks in zip(*found, strict=True)]
     return {key: statistics.median(each) for key, each in zip(keys, slowest, strict=True)}

@@ -44,9 +44,10 @@ def in_job(request: Request, env: dict[str, str]) -> list[BenchRow]:
 def on_this_machine(ranks: int, env: dict[str, str]) -> list[BenchRow]:
     """Raises: what `LocalRanks.run` raises."""
     from ..run.ranks.launcher import LocalRanks, scratch_folder
+    from .worker import bench_rank
 
     with scratch_folder("bench") as folder:
-        started = LocalRanks(ranks, folder, "meshwright.bench.worker:bench_rank", {}, limit_s=MAX_RUN_S, environment=env)
+        started = LocalRanks(ranks, folder, bench_rank, {}, limit_s=MAX_RUN_S, environment=env)
         started.run()
         return started.results(list[BenchRow])[0]
 

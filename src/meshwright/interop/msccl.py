@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..cite import Cite
-from ..program.program import I32, Program
+from ..program.program import Program
+from ..program.tables import I32
 
 __all__ = [
     "CITE", "COLLECTIVES", "PARTS", "PROTOCOLS", "Attributes", "ExecutorLimits", "ImportedMsccl", "MscclAlgo", "MscclBlock", "MscclGpu", "MscclStep",

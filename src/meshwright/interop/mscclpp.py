@@ -17,7 +17,8 @@ from typing import Literal
 import msgspec
 
 from ..errors import Unsupported
-from ..program.program import I32, Program
+from ..program.program import Program
+from ..program.tables import I32
 
 __all__ = [
     "DATA", "SYNC", "BlockChannels", "Channel", "ImportedMscclpp", "MscclppBlock", "MscclppGpu", "MscclppOp", "MscclppPlan", "Ref",

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from ..errors import Unsupported
 from ..graph.graph import Work
-from ..program.program import Csr, Kind, Part, Program, Space, Unit
+from ..program.program import Kind, Part, Program, Space, Unit
+from ..program.tables import Csr
 from .chakra import Attribute, ChakraNode, ChakraSet, ChakraTrace, CollectiveType, NodeType
 
 __all__ = ["to_chakra"]

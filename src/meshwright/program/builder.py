@@ -16,26 +16,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from .program import (  # fmt: skip
-    BUFFER_ROLES,
-    Buffers,
-    Calls,
-    Channels,
-    Comms,
-    Contract,
-    Csr,
-    Fold,
-    Kind,
-    Lanes,
-    Ops,
-    Part,
-    Program,
-    Role,
-    Sizes,
-    Space,
-    Steps,
-    Unit,
-)
+from .program import BUFFER_ROLES, Contract, Fold, Kind, Part, Program, Role, Space, Unit
+from .tables import Buffers, Calls, Channels, Comms, Csr, Lanes, Ops, Sizes, Steps
 from .validate import validate as validate_program
 
 __all__ = ["LaneBuilder", "ProgramBuilder", "StepRef"]

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError, Unsupported
 from .fold import expand, representative
-from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Csr, Kind, Lanes, Part, Program, Steps
+from .program import MAX_EXECUTED_STEPS, Kind, Part, Program
+from .tables import I32, Buffers, Calls, Channels, Csr, Lanes, Steps
 from .unroll import COLUMNS, RankBody, slices, unroll
 
 __all__ = ["Callee", "InlinedProgram", "called_sizes", "inline", "refuse_too_many_steps"]

@@ -14,7 +14,8 @@ import numpy as np
 from .calls import InlinedProgram, inline
 from .fold import representative
 from .fold_calls import inline_folded
-from .program import I32, Program
+from .program import Program
+from .tables import I32
 
 __all__ = ["flatten", "represented_by"]
 

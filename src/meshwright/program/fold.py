@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError, Unsupported
-from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
+from .program import MAX_EXECUTED_STEPS, Fold, FoldAxis, Kind, Part, Program
+from .tables import I32, Buffers, Calls, Channels, Comms, Csr, Lanes, Ops, Sizes, Steps
 from .validate import validate
 
 __all__ = [

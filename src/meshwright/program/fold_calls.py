@@ -13,7 +13,8 @@ from ..errors import FormatError, Unsupported
 from .calls import InlinedProgram, inline
 from .fold import folded_axes, is_representative, require_folded
 from .fold_find import fold as find_fold
-from .program import I32, Comms, Csr, Fold, Program
+from .program import Fold, Program
+from .tables import I32, Comms, Csr
 
 __all__ = ["inline_folded"]
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from ..errors import Unsupported
 from .fold import expand, image, is_representative
-from .program import I32, Contract, Fold, FoldAxis, Kind, Part, Program
+from .program import Contract, Fold, FoldAxis, Kind, Part, Program
 from .select import select
+from .tables import I32
 
 __all__ = ["fold"]
 

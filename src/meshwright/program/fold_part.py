@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ..errors import Unsupported
 from .fold import coordinates, folded_axes, image, members, require_folded
-from .program import I32, Buffers, Channels, Csr, Fold, Lanes, Part, Program, Steps
+from .program import Fold, Part, Program
+from .tables import I32, Buffers, Channels, Csr, Lanes, Steps
 
 __all__ = ["Lifted", "part"]
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ..errors import Unsupported
 from .kept_steps import kept_steps
-from .program import Csr, Kind, Program
+from .program import Kind, Program
+from .tables import Csr
 
 __all__ = ["forward_only"]
 

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from .program import Buffers, Calls, Channels, Comms, Contract, Csr, Lanes, Ops, Program, Sizes, Steps
+from .program import Contract, Program
+from .tables import Buffers, Calls, Channels, Comms, Csr, Lanes, Ops, Sizes, Steps
 
 __all__ = ["TABLES", "column_forms", "program_hash"]
 

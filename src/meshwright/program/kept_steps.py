@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .program import I32, Buffers, Calls, Csr, Kind, Ops, Program, Steps
+from .program import Kind, Program
+from .tables import I32, Buffers, Calls, Csr, Ops, Steps
 from .validate import validate
 
 __all__ = ["kept_steps"]

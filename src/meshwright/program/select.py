@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .program import I32, Calls, Comms, Csr, Kind, Lanes, Ops, Program, Steps
+from .program import Kind, Program
+from .tables import I32, Calls, Comms, Csr, Lanes, Ops, Steps
 
 __all__ = ["select"]
 

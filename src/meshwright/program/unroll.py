@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .program import I32, Program
+from .program import Program
+from .tables import I32
 
 __all__ = ["COLUMNS", "LaneBody", "RankBody", "slices", "unroll"]
 

@@ -12,21 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from .program import (  # fmt: skip
-    BUFFER_ROLES,
-    COLLECTIVES,
-    I32,
-    MAX_ACTORS,
-    MAX_EXECUTED_STEPS,
-    REPRODUCIBLE,
-    Contract,
-    Csr,
-    Kind,
-    Part,
-    Program,
-    Role,
-    Space,
-)
+from .program import BUFFER_ROLES, COLLECTIVES, MAX_ACTORS, MAX_EXECUTED_STEPS, REPRODUCIBLE, Contract, Kind, Part, Program, Role, Space
+from .tables import I32, Csr
 
 __all__ = ["refuse_too_many_executed", "validate"]
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program.program import BUFFER_ROLES, I64, Kind, Part, Program, Space
+from ..program.program import BUFFER_ROLES, Kind, Part, Program, Space
+from ..program.tables import I64
 
 __all__ = ["buffer_bytes", "memory_over_time", "root_of"]
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from ..errors import Disconnected, UnknownName, UsageError
 from ..fabric.fabric import Fabric
-from ..program.program import I32, Channels, Kind, Part, Program, Steps
+from ..program.program import Kind, Part, Program
+from ..program.tables import I32, Channels, Steps
 
 __all__ = ["Mode", "Network", "compile_network", "link_names", "unpinned", "used_channels"]
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ..cost import Cost, RankThread, Transport
 from ..fabric.fabric import Device, Fabric
 from ..graph.graph import Work
-from ..program.program import Kind, Ops, Part, Program
+from ..program.program import Kind, Part, Program
+from ..program.tables import Ops
 from .tables import Processors
 
 __all__ = ["durations", "on_processors"]

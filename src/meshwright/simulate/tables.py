@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ..errors import CheckFailed, UsageError
 from ..kernels.event_heap import EventHeap, make_heap
-from ..program.program import I32, Kind, Part, Program
+from ..program.program import Kind, Part, Program
+from ..program.tables import I32
 from .network import Network
 
 __all__ = [

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..program.issued import CallOrders, Communicator, Issued, Message
-from ..program.program import I32, Kind, Part, Program
+from ..program.program import Kind, Part, Program
+from ..program.tables import I32
 from ..run.executor.lanes import channel_messages
 from ..run.executor.schedule import compile_schedule
 

@@ -26,7 +26,8 @@ from meshwright.errors import Deadlock, MeshwrightError
 from meshwright.plan.plan import Plan
 from meshwright.program.builder import ProgramBuilder
 from meshwright.program.calls import inline
-from meshwright.program.program import I32, Part, Program
+from meshwright.program.program import Part, Program
+from meshwright.program.tables import I32
 from meshwright.run.executor.collective import callable_form
 from meshwright.run.executor.executor import Executor
 from meshwright.run.executor.lanes import fuse_lanes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import selectors
@@ -33,7 +34,7 @@ from meshwright.errors import (
 from meshwright.run.group import control as control_module
 from meshwright.run.group import health as health_module
 from meshwright.run.group.addresses import own_address, transferred
-from meshwright.run.group.agreement import Agreement
+from meshwright.run.group.agreement import DEAD, Agreement
 from meshwright.run.group.control import MAX_SAMPLES, Control, Member, _Connection
 from meshwright.run.group.control_frames import MAX_FRAME_BYTES, PROTOCOL_VERSION, Hello, frame
 from meshwright.run.group.health import GroupHealth, claim_of, error_of, grace_s, refuse
@@ -99,6 +100,15 @@ class Ranks:
         member = health._member
         health._control.call(lambda: [health._control._drop(c, quiet=True) for c in list(member.connections.values())])  # type: ignore[func-returns-value]
 
+    def seen(self, rank: int, peer: int) -> Agreement:
+        """What a rank makes of the end of its connection to a peer, once it has seen it."""
+        member = self.all[rank]._member
+        assert member is not None
+        while peer in member.connections:
+            time.sleep(0.005)
+        self.all[rank]._control.flush(60.0)
+        return member.agreement
+
     def __enter__(self) -> Ranks:
         return self
 
@@ -142,7 +152,9 @@ def test_a_farewell_is_no_alarm_until_somebody_misses_the_rank() -> None:
     with Ranks(3) as ranks:
         ranks.all[2].leave("exited")
         ranks.die(2)
-        time.sleep(0.2)
+        for rank in (0, 1):
+            agreement = ranks.seen(rank, 2)
+            assert agreement.links[2] == DEAD and agreement.alarmed_s == math.inf
         assert not ranks.ended
         ranks.views[0] = View(rank=0, state="walking", number=5, asked=5, peer=2, receives=True, waiting=True, why="")
         found = ranks.all[0].lost("closed")

@@ -15,7 +15,8 @@ from meshwright.check.program.order import Order
 from meshwright.check.training.layout import check_layout
 from meshwright.check.training.rows import check_rows
 from meshwright.program.calls import inline
-from meshwright.program.program import Csr, Kind, Part
+from meshwright.program.program import Kind, Part
+from meshwright.program.tables import Csr
 
 LAYOUT = (("expert", 2), ("fabric", "laptop:2"))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import launched
 import pytest
 
 from meshwright.errors import PortInUse, RankDied, RankFailed, RunTimeout, UsageError
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 def ranks_of(folder: Path, function: str, count: int = 2, **more: Any) -> LocalRanks:
     environment = {"PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]), "MESHWRIGHT_TEST_SAID": "hello"}
-    return LocalRanks(count, folder, f"launched:{function}", {"sleep_s": 60.0}, environment=environment, **more)
+    return LocalRanks(count, folder, getattr(launched, function), {"sleep_s": 60.0}, environment=environment, **more)
 
 
 def running(pid: int) -> bool:
@@ -139,7 +140,7 @@ import sys
 from pathlib import Path
 from meshwright.run.ranks.launcher import LocalRanks, scratch_folder
 with scratch_folder("test") as folder:
-    started = LocalRanks(2, folder, "launched:waits", {"sleep_s": 60.0})
+    started = LocalRanks(2, folder, launched.waits, {"sleep_s": 60.0})
     wait, told = started._wait_until, []
     def tell(*words):
         wait(*words)

@@ -23,7 +23,8 @@ from meshwright.errors import FormatError, UnknownName, Unsupported
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.job import Training
 from meshwright.program.calls import inline
-from meshwright.program.program import Csr, Kind
+from meshwright.program.program import Kind
+from meshwright.program.tables import Csr
 from meshwright.report.plan_text import explain_text, plan_text
 
 TOPK = "topk:density=0.05"

@@ -15,7 +15,8 @@ import numpy as np
 
 from ...errors import FormatError, Unsupported
 from ...program.fold import coordinates, representative, require_folded
-from ...program.program import Part, Program, Steps
+from ...program.program import Part, Program
+from ...program.tables import Steps
 from ..program.staging import PACKED
 
 __all__ = ["End", "Ends", "ends_of", "linked", "linked_by"]

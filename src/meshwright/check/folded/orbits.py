@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from ...errors import FormatError, Unsupported
 from ...program.fold import coordinates, folded_axes, image, members, representative, require_folded
-from ...program.program import I32, Fold, Kind, Part, Program
+from ...program.program import Fold, Kind, Part, Program
+from ...program.tables import I32
 from ...program.validate import validate
 from ..program.deadlock import find_cycle
 from ..program.order import Accesses, Order, accesses

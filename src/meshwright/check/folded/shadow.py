@@ -25,7 +25,8 @@ import numpy as np
 from ...errors import FormatError, Unsupported
 from ...program.calls import inline
 from ...program.fold import folded_axes, is_representative, plain_buffers, representative, require_folded
-from ...program.program import Calls, Comms, Csr, FoldAxis, Kind, Ops, Part, Program, Steps
+from ...program.program import FoldAxis, Kind, Part, Program
+from ...program.tables import Calls, Comms, Csr, Ops, Steps
 from ..training.rows import Move
 from .messages import End, ends_of, linked
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...program.program import I32, Kind, Part, Program
+from ...program.program import Kind, Part, Program
+from ...program.tables import I32
 from ..verdict import Finding
 from .order import Ints, Order, messages, topological, wait_once
 from .wellformed import witness

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import TimeLimit, Unsupported
-from ...program.program import BUFFER_ROLES, CHUNKWISE, I32, REPRODUCIBLE_SUMS, Contract, Kind, Part, Program
+from ...program.program import BUFFER_ROLES, CHUNKWISE, REPRODUCIBLE_SUMS, Contract, Kind, Part, Program
+from ...program.tables import I32
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .fold_tree import FoldTrees
 from .order import Accesses, Addresses, Ints, Order, accesses, messages

@@ -20,7 +20,8 @@ import numpy as np
 
 from ...errors import FormatError
 from ...program.hash import TABLES, column_forms, program_hash
-from ...program.program import FEATURES, MAX_STEPS, SCHEMA, VERSION, Contract, Csr, Fold, FoldAxis, Program
+from ...program.program import FEATURES, MAX_STEPS, SCHEMA, VERSION, Contract, Fold, FoldAxis, Program
+from ...program.tables import Csr
 from ...program.validate import refuse_too_many_executed, validate
 from ..columns import Budget, decode_column, encode_column
 from ..strict_json import decode, header, refuse_ambiguous

@@ -73,7 +73,7 @@ def measure_exchanges(
     links = getattr(getattr(lab, "fabric", None), "links", ())
     rest_s = RESTS * max((link.burst_bytes / link.rate_Bps for link in links), default=0.0)
     request = ExchangeRequest(tasks=list(tasks), batch=batch, element_bytes=element_bytes, runs=runs, rest_s=rest_s, timeout_s=timeout_s)
-    ranks = answers(request, devices, f"{__name__}:exchange_rank", _Report, lab=lab, limit_hint="ask for fewer points")
+    ranks = answers(request, devices, exchange_rank, _Report, lab=lab, limit_hint="ask for fewer points")
     pairs = [[[x[i] for x in kind] for i in range(len(tasks))] for kind in ([r.backward_s for r in ranks], [r.forward_s for r in ranks])]
     return pairs[0], pairs[1]
 

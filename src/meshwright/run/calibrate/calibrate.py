@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from ...cost import Cost, Priced, RankThread
 from ...fabric.fabric import Fabric
-from ...program.program import I32, Program
+from ...program.program import Program
+from ...program.tables import I32
 from ..executor.device_time import device_time
 from ..executor.executor import Executor
 from ..executor.memory import RankMemory

@@ -15,7 +15,7 @@ import msgspec
 from ...errors import FormatError, TooFewDevices, UsageError
 from ...plan.sharding import ShardingPlan
 from ..ranks.launcher import LocalRanks, scratch_folder
-from .worker import RankReport, WorkRequest
+from .worker import RankReport, WorkRequest, layout_rank
 
 __all__ = ["LayoutResult", "prepare_folder", "read_layout", "results", "run_layout", "write_layout"]
 
@@ -141,7 +141,6 @@ def run_layout(
     )
     with scratch_folder("layout") as folder:
         prepare_folder(folder, plans, request)
-        function = "meshwright.run.dtensor.worker:layout_rank"
         hint = "raise --timeout, or ask for fewer steps"
-        LocalRanks(ranks, folder, function, {"timeout_s": timeout_s}, limit_s=timeout_s, limit_hint=hint).run()
+        LocalRanks(ranks, folder, layout_rank, {"timeout_s": timeout_s}, limit_s=timeout_s, limit_hint=hint).run()
         return results(folder, plans)

@@ -11,7 +11,8 @@ import torch
 from ...errors import Unsupported, UsageError
 from ...program.builder import ProgramBuilder
 from ...program.calls import inline
-from ...program.program import I32, Program
+from ...program.program import Program
+from ...program.tables import I32
 from .executor import Executor
 from .lanes import fuse_lanes
 from .memory import RankMemory

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import Unsupported
-from ...program.program import I32, Kind, Part, Program
+from ...program.program import Kind, Part, Program
+from ...program.tables import I32
 from .device_time import DeviceTime, device_time
 from .memory import RankMemory
 from .rounds import RankRounds, Round, compile_rounds, require_ends

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from ...errors import Deadlock, Unsupported
 from ...plan.experts import FILLED
-from ...program.program import I32, Kind, Part, Program
+from ...program.program import Kind, Part, Program
+from ...program.tables import I32
 
 __all__ = ["channel_messages", "fuse_lanes", "require_executable"]
 

@@ -31,7 +31,8 @@ from ...check.issued import check_issued
 from ...check.verdict import Verdict
 from ...errors import Deadlock
 from ...program.issued import CallOrders, Communicator, Issued, Message
-from ...program.program import I32, Kind, Part, Program
+from ...program.program import Kind, Part, Program
+from ...program.tables import I32
 from .lanes import channel_messages
 from .schedule import Receive, Schedule, Send, compile_schedule
 

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ...program.program import I32, Kind, Part, Program
+from ...program.program import Kind, Part, Program
+from ...program.tables import I32
 from .lanes import channel_messages
 from .tags import TAG_WINDOW
 

@@ -22,7 +22,8 @@ from ...decide.experts import Choice, ExpertShape
 from ...drive.experts import LayerPrograms
 from ...errors import GroupFailed
 from ...program.calls import inline
-from ...program.program import I32, Program
+from ...program.program import Program
+from ...program.tables import I32
 from ...simulate import simulate_program
 from ..executor.executor import Executor, StepFailed
 from ..executor.held_groups import holds_group

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import Unsupported
-from ...program.program import I32, Part, Program
+from ...program.program import Part, Program
+from ...program.tables import I32
 from ..executor.lanes import channel_messages
 from .chunks import ChunkMap, Region, Span, regions
 from .instructions import Place

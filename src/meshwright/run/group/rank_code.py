@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...program.program import I32, Kind, Part, Program
+from ...program.program import Kind, Part, Program
+from ...program.tables import I32
 from ..executor.collective import callable_form
 from ..executor.lanes import fuse_lanes
 from ..executor.schedule import Schedule, compile_schedule

@@ -105,8 +105,7 @@ def run_graph(plan: Plan, data: Labelled, of: np.ndarray[Any, Any], *, epochs: i
         raise UsageError(f"{epochs} epochs, {timeout_s:g} s", where="--epochs", hint="at least one epoch, and a time above 0")
     with scratch_folder("graph") as folder:
         write_share(folder, plan, data, of)
-        function = "meshwright.run.halo.train:training_rank"
-        ranks = LocalRanks(plan.main.ranks, folder, function, RankOptions(epochs=epochs, timeout_s=timeout_s), port=port, timeout_s=timeout_s)
+        ranks = LocalRanks(plan.main.ranks, folder, training_rank, RankOptions(epochs=epochs, timeout_s=timeout_s), port=port, timeout_s=timeout_s)
         ranks.run()
         return together(ranks.results(GraphRank))
 

@@ -32,7 +32,7 @@ from ...io.plan.plan import write_plan
 from ...io.plan.run_names import PLAN
 from ...plan.plan import Plan
 from ...program.calls import inline
-from ...program.program import I32
+from ...program.tables import I32
 from ..checkpoint.checkpoint import find_checkpoint, require_same_job
 from ..checkpoint.restore import agree_on_shards, device_folder
 from ..machine.cpu_use import MachineUseRecorder

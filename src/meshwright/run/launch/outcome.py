@@ -25,7 +25,7 @@ from ...plan.plan import Plan, TrainingLayout
 from ...plan.routing import Routing
 from ...plan.vocabulary import base_node
 from ...program.calls import inline
-from ...program.program import I32
+from ...program.tables import I32
 from ...trace.module_tree import CapturedOperator, ModuleTree
 from ..machine.pacing import Pacing, machine_facts
 from ..recording.recording import RankRecording, expert_loads, numbers, plan_identity

@@ -22,7 +22,7 @@ from ...io.plan.plan import read_plan
 from ...io.plan.run_names import PLAN
 from ...plan.plan import Plan
 from ...program.calls import inline
-from ...program.program import I32
+from ...program.tables import I32
 from ..executor.device_time import device_time
 from ..executor.executor import Executor
 from ..executor.transport import Transport, own_device, own_transport

@@ -22,11 +22,11 @@ from ...io.plan.plan import write_plan
 from ...io.plan.run_names import PLAN
 from ...plan.plan import Plan
 from ...program.calls import inline
-from ...program.program import I32
+from ...program.tables import I32
 from ..pipeline.orders import pipeline_orders
 from ..pipeline.stages import Given, given_stages
 from ..ranks.launcher import LocalRanks, scratch_folder
-from .pipeline_rank import PipelineOptions, RankResult
+from .pipeline_rank import PipelineOptions, RankResult, rehearsing_rank
 
 __all__ = ["Rehearsal", "measured_cost", "pipeline_orders", "rehearse", "with_real_sizes"]
 
@@ -111,8 +111,7 @@ def rehearse(
     options = PipelineOptions(steps=steps, stages=_absolute(stages), device=device, timeout_s=timeout_s, verify=verify and bool(stages))
     with scratch_folder("pipeline") as folder:
         write_plan(folder / PLAN, plan)
-        function = "meshwright.run.launch.pipeline_rank:rehearsing_rank"
-        ranks = LocalRanks(program.ranks, folder, function, options, port=port, timeout_s=timeout_s, describe=describe)
+        ranks = LocalRanks(program.ranks, folder, rehearsing_rank, options, port=port, timeout_s=timeout_s, describe=describe)
         ranks.run(prepare)
         results = ranks.results(RankResult)
     return _document(plan, problem, schedule, results, strategy, stages, planned_s)

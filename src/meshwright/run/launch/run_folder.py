@@ -17,7 +17,7 @@ from ...io.plan.plan import read_plan
 from ...io.plan.run_names import PLAN
 from ...plan.plan import Plan
 from ...program.calls import inline
-from ...program.program import I32
+from ...program.tables import I32
 from ...timeline import Spans, Timeline
 from ..recording.recording import RankRecording, plan_identity
 from .request import RUN_SCHEMA, RUN_VERSION, RunDocument

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...plan.plan import Plan
 from ...plan.shapes import plans_of_shapes
-from ...program.program import I32
+from ...program.tables import I32
 from ..machine.process import blob_get, blob_put
 from ..steps.forward_graph import ForwardGraph
 from .outcome import evaluation_graph_of, forward_graph, walk_orders

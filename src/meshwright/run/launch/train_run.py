@@ -91,7 +91,7 @@ def _run_locally(
     from ...io.plan.plan import write_plan
     from ..machine.process import blob_get
     from ..ranks.launcher import LocalRanks, listen
-    from .rank import RankOptions
+    from .rank import RankOptions, training_rank
     from .setup import make_setup
 
     if request.port:
@@ -123,7 +123,7 @@ def _run_locally(
         evaluation_batches=request.evaluation_batches,
     )  # fmt: skip
     ranks = LocalRanks(
-        layout.ranks, partial.resolve(), "meshwright.run.launch.rank:training_rank", options, pacing=pacing, port=request.port,
+        layout.ranks, partial.resolve(), training_rank, options, pacing=pacing, port=request.port,
         timeout_s=request.timeout_s, describe=describe, on_step=on_step,
     )  # fmt: skip
     try:

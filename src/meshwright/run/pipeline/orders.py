@@ -9,7 +9,8 @@ from ...decide.pipeline.lower import fabric_of, price_table
 from ...decide.pipeline.problem import PipelineProblem, Schedule
 from ...plan.plan import Plan
 from ...program.calls import inline
-from ...program.program import I32, Kind, Program
+from ...program.program import Kind, Program
+from ...program.tables import I32
 from ...simulate import simulate_program
 from ...timeline import Timeline
 from ..executor.lanes import fuse_lanes

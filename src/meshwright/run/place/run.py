@@ -28,7 +28,7 @@ from ...program.program import Kind
 from ...timeline import Spans, Timeline
 from ..executor.lanes import fuse_lanes
 from ..ranks.launcher import LocalRanks, scratch_folder
-from .rank import PLAN, PlaceReport, PlaceRequest, times_of
+from .rank import PLAN, PlaceReport, PlaceRequest, place_rank, times_of
 
 __all__ = ["PlacementRun", "Round", "run_placement"]
 
@@ -162,7 +162,7 @@ def _ran(plan: Plan, folder: Path, lab: Any, timeout_s: float) -> MeshwrightErro
     names = plan.placement[: plan.main.ranks]
     if lab is None:
         try:
-            LocalRanks(len(names), folder, f"{__package__}.rank:place_rank", {}, limit_s=timeout_s, limit_hint="raise --timeout").run()
+            LocalRanks(len(names), folder, place_rank, {}, limit_s=timeout_s, limit_hint="raise --timeout").run()
         except RankDied as died:
             return _named(names, int(died.data["rank"]), died.message) if int(died.data.get("exit", 0)) < 0 else _raised(died)
         return None

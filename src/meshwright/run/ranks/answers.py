@@ -31,10 +31,10 @@ R = TypeVar("R", bound=_Asked)
 A = TypeVar("A")
 
 
-def answers(request: _Asked, ranks: int, worker: str, kind: type[A], *, lab: Any = None, limit_hint: str = "") -> list[A]:
-    """What every rank answers. `worker`: `MODULE:FUNCTION`, the function of a seat that the launcher's ranks run; a lab runs the module itself,
+def answers(request: _Asked, ranks: int, worker: Callable[[Seat], Any], kind: type[A], *, lab: Any = None, limit_hint: str = "") -> list[A]:
+    """What every rank answers. `worker`: the function of a module that the launcher's ranks run; a lab runs that module,
     which calls `answer`. `lab`: a `meshwright.lab.Lab` that stands; none: this machine. Raises: what `LocalRanks.run` raises where a rank fails."""
-    module = worker.partition(":")[0]
+    module = worker.__module__
     with scratch_folder(module.rpartition(".")[2]) as folder:
         (folder / REQUEST).write_bytes(msgspec.json.encode(request))
         if lab is None:

@@ -34,7 +34,7 @@ from ..machine.cpu_use import MachineUseRecorder
 from ..machine.pacing import Pacing
 from ..machine.process import DONE, READY, TRAINING, FailureReport, ProgressTable, stopped
 from .blame import first_cause, limit_error, timeout_error, typed
-from .worker import WorkerSetup
+from .worker import Seat, WorkerSetup
 
 __all__ = ["LocalRanks", "listen", "scratch_folder"]
 
@@ -93,7 +93,7 @@ class LocalRanks:
     """Processes of one run. `run()` returns when all have ended well, or raises.
 
     Args:
-        function: `module:name` of what every rank calls with its `worker.Seat`; its result lies in `rank-<r>.json` (`results`) afterwards.
+        function: what every rank calls; its process imports it from its module. The result lies in `rank-<r>.json` (`results`) afterwards.
         timeout_s: how long nothing may happen, where ranks say in their progress that something does.
         limit_s: how long all of it may take; `limit_hint` tells what to do about it.
         describe: (rank, position of its walk) -> the step in words.
@@ -101,9 +101,10 @@ class LocalRanks:
     """
 
     def __init__(
-        self, ranks: int, folder: Path, function: str, options: Any, *, pacing: Pacing | None = None, port: int = 0, timeout_s: float | None = None,
-        limit_s: float | None = None, limit_hint: str = "", describe: Callable[[int, int], str] = lambda rank, position: f"rank {rank}",
-        on_step: Callable[[int], None] | None = None, environment: Mapping[str, str] | None = None,
+        self, ranks: int, folder: Path, function: Callable[[Seat], Any], options: Any, *, pacing: Pacing | None = None, port: int = 0,
+        timeout_s: float | None = None, limit_s: float | None = None, limit_hint: str = "",
+        describe: Callable[[int, int], str] = lambda rank, position: f"rank {rank}", on_step: Callable[[int], None] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.ranks, self.folder, self.function, self.options, self.port = ranks, folder, function, options, port
         self.pacing = pacing or Pacing(mode="none")
@@ -145,8 +146,8 @@ class LocalRanks:
         self.store = dist.PrefixStore(token, plain)
         self.progress = ProgressTable(self.folder / "progress", self.ranks, create=True)
         setup = WorkerSetup(
-            ranks=self.ranks, folder=str(self.folder), host=host, port=port, token=token, parent=os.getpid(), function=self.function,
-            options=msgspec.to_builtins(self.options),
+            ranks=self.ranks, folder=str(self.folder), host=host, port=port, token=token, parent=os.getpid(),
+            function=f"{self.function.__module__}:{self.function.__qualname__}", options=msgspec.to_builtins(self.options),
         )  # fmt: skip
         path = self.folder / "setup.json"
         path.touch(mode=0o600)

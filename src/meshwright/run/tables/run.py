@@ -76,7 +76,7 @@ def run_tables(
         tables=tables, shards=list(shards), devices=list(devices), steps=steps, seed=seed, dtype=dtype, operator=operator, verify=verify,
         timeout_s=timeout_s,
     )  # fmt: skip
-    ranks = answers(request, len(devices), f"{__name__}:tables_rank", _Report, lab=lab, limit_hint="fewer steps, or --no-verify")
+    ranks = answers(request, len(devices), tables_rank, _Report, lab=lab, limit_hint="fewer steps, or --no-verify")
     return TablesResult(
         step_s=tuple(map(max, zip(*(r.step_s for r in ranks), strict=True))), sent_bytes=tuple(r.sent_bytes for r in ranks),
         outputs_apart=max(r.outputs_apart for r in ranks), weights_apart=max(r.weights_apart for r in ranks),

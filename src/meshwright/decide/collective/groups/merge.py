@@ -14,7 +14,8 @@ import numpy as np
 
 from ....errors import Unsupported
 from ....program.builder import ProgramBuilder
-from ....program.program import Buffers, Calls, Channels, Contract, Csr, Lanes, Part, Program, Steps
+from ....program.program import Contract, Part, Program
+from ....program.tables import Buffers, Calls, Channels, Csr, Lanes, Steps
 from ....program.validate import validate
 
 __all__ = ["merge_programs"]
