@@ -36,8 +36,8 @@ def kept_memory() -> Iterator[bool]:
 
     glibc gives the top of its heap back to the system when enough of it is free, and every page that comes again costs a fault and is cleared. In a
     training step that is a tenth of the time and more, most where plans hold little. What a call pays of it depends on what the process did before:
-    an image filter took 1.5 to 2.2 times its time where it was the only task of its process (42,000 faults), and not beside others (1,000). Allocators
-    of GPUs keep what they were given, and so do those that PyTorch's guides recommend for processors.
+    an image filter took 1.5 to 2.2 times its time where it was the only task of its process (42,000 faults), and not beside others (1,000).
+    Allocators of GPUs keep what they were given, and so do those that PyTorch's guides recommend for processors.
     """
     import ctypes
 
