@@ -37,7 +37,7 @@ from meshwright.decide.memory.monet import Monet
 from meshwright.decide.memory.step import keep_everything
 from meshwright.errors import Infeasible
 from meshwright.graph.step_graph import StepGraph, StepNode, StepStorage
-from meshwright.probe.costs.malloc_settings import kept_memory
+from meshwright.kernels.garbage import kept_memory
 from meshwright.probe.steps.costs import StepCosts, costs_file
 from meshwright.probe.steps.priced import priced_graphs
 from meshwright.run.calibrate.operators import quiet_single_thread

@@ -27,9 +27,9 @@ def test_fit_is_exact_on_exact_times():
     assert found.ring.errors.line_median < 1e-6 and found.ring.errors.points == 5
     assert found.seconds == 2.0
     assert found.transport.evidence == "measured" and found.transport.per_message_s == pytest.approx(0.5e-4)
-    assert found.transport.per_byte_s == pytest.approx(1e-11)
+    assert found.transport.per_byte_s == pytest.approx(1e-11 + 0.25e-9), "what is added, and the ends' own work on each byte"
     assert (found.transport.cpu_per_message_s, found.transport.cpu_per_byte_s) == pytest.approx((0.5e-4, 0.25e-9))
-    assert {x.rate_Bps for x in found.fabric.links} == {10**9} and found.fabric.devices[0].cpu_share == 0
+    assert {x.rate_Bps for x in found.fabric.links} == {2 * 10**9} and found.fabric.devices[0].cpu_share == 0
     assert len(found.to_json()["ring"]["wall_s"]) == 12 and "measured here" in found.fabric.provenance[-1].source
 
 
@@ -40,10 +40,19 @@ def test_a_message_between_two_ranks_takes_what_was_measured(mode):
     found = calibration_of([part(3e-4, 2e-9, cpu=0.3)] * 3, pacing)
     links = [found.fabric.links[i] for i in found.fabric.route(0, 2)]
     for size in (4, 10**6):
-        total = 2 * found.transport.per_message_s + sum(x.latency_s for x in links) + size / min(x.rate_Bps for x in links)
+        per_byte_s = found.transport.per_byte_s - found.add_s_per_byte / 4
+        total = 2 * (found.transport.per_message_s + per_byte_s * size) + sum(x.latency_s for x in links) + size / min(x.rate_Bps for x in links)
         assert total == pytest.approx(3e-4 + 2e-9 * size, rel=1e-4)
     assert found.fabric.devices[0].cpu_share == (0.4 if mode == "quota" else 0.0)
     assert found.add_s_per_byte == pytest.approx(4e-11 / pacing.share)
+
+
+def test_what_the_own_thread_does_for_a_byte_is_no_time_of_the_link():
+    """gloo's sender copies a message into the socket on the thread that computes; the transport's threads do the rest beside it."""
+    rows = [{"wall_s": 1e-4 + 3e-10 * s, "cpu_s": 2e-4 + 5e-10 * s, "thread_s": 4e-5 + 2e-10 * s, "rounds": 10} for s in SIZES]
+    found = calibration_of([{"sizes": list(SIZES), "ring": rows, "pingpong": rows[::2], "add_s_per_byte": 0.0}] * 2, NONE)
+    assert found.transport.per_message_s == pytest.approx(2e-5, rel=1e-3) and found.transport.per_byte_s == pytest.approx(1e-10)
+    assert {x.rate_Bps for x in found.fabric.links} == {10**10}
 
 
 def test_a_share_of_a_core_stretches_what_was_measured():

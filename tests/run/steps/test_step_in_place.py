@@ -16,7 +16,7 @@ from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.step import keep_everything
 from meshwright.errors import RunError
 from meshwright.graph.step_graph import replacement
-from meshwright.probe.costs.malloc_settings import kept_memory
+from meshwright.kernels.garbage import kept_memory
 from meshwright.probe.steps import in_place as step_in_place
 from meshwright.probe.steps.choices import with_variants
 from meshwright.probe.steps.costs import StepCost, StepCosts, keys_of, measure_step
@@ -120,7 +120,7 @@ def test_freed_memory_stays_while_something_is_timed() -> None:
 
 
 def test_without_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.probe.costs.malloc_settings.ctypes.CDLL", lambda _: object())
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     with kept_memory() as known:
         assert not known
 

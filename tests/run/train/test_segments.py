@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import statistics
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from meshwright.cost import Priced
 from meshwright.errors import UsageError
+from meshwright.program.builder import ProgramBuilder
+from meshwright.run.calibrate.message_times import MessageTimes
 from meshwright.run.calibrate.operators import quiet_single_thread
 from meshwright.run.calibrate.rank_times import RankTimes, SilentRank, SilentTransport, adding_up, merged_prices
+from meshwright.run.executor.lanes import fuse_lanes
+from meshwright.run.executor.schedule import compile_schedule
 
 
 def test_replicas_are_averaged():
@@ -35,6 +40,42 @@ def test_silent_messages_are_filled_with_small_numbers():
         transport.wait(transport.receive(tensor, 1, 0))
         assert torch.isfinite(tensor).all() and (tensor.abs() < 0.1).all()
     assert len(transport.filled) == 6 and transport.filled == sorted(transport.filled) and transport.send(torch.zeros(1), 1, 0) is None
+
+
+def test_sums_of_a_silent_step_are_what_the_rank_has_itself():
+    """Gradients of a step without peers are zero where the rank's own are: kernels take other times for zeros."""
+    b = ProgramBuilder(ranks=2, name="sum and a value")
+    mine, value, theirs = b.buffer(0, chunks=2, chunk_bytes=4), b.buffer(0, chunks=1, chunk_bytes=4), b.buffer(1, chunks=2, chunk_bytes=4)
+    there, back, other = b.channel(0, 1, depth=2), b.channel(1, 0, depth=2), b.channel(1, 0)
+    given, added, takes = b.lane(0), b.lane(0), b.lane(0)
+    sent = given.send(there, mine, 1)
+    added.recv_add(back, mine, 0)
+    summed = given.send(there, mine, 0, after=[added.last])
+    added.recv(back, mine, 1, after=[sent, summed])
+    takes.recv(other, value, 0)
+    peer = b.lane(1)
+    for chunk in (0, 1):
+        peer.send(back, theirs, chunk)
+        peer.recv(there, theirs, 1 - chunk)
+    b.lane(1).send(other, theirs, 0)
+    program = b.build()
+    schedule = compile_schedule(program, fuse_lanes(program), 0)
+    silent = SilentRank(program, 0)
+    silent.leave_sums(schedule)
+    found = {}
+    for step, receive in schedule.receives.items():
+        tensor = torch.full((8,), 7.0)
+        silent.transport.receive(tensor, 1, receive.tag)
+        found[step] = tensor
+    first = int(program.lanes.start[added.last.lane])
+    assert (found.pop(first) == 0).all() and (found.pop(first + 1) == 7).all(), "added: nothing; stored: what was there"
+    assert len(found) == 1 and all(0 < float(x.abs().max()) < 0.1 for x in found.values()), "a value that it has not is small random numbers"
+
+
+def test_parts_of_large_messages_are_in_no_cache_when_their_turn_comes():
+    of = SimpleNamespace(tensor=lambda size: torch.ones(size, dtype=torch.uint8))
+    for size, count in ((16, 64), (1 << 20, 8), (4 << 20, 2), (1 << 24, 2)):
+        assert [len(x) for x in MessageTimes.cold(of, size)] == [size] * count
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,11 @@ from ...capture.work import tensors_in
 from ...errors import FormatError, RunError, UsageError
 from ...graph.step_graph import StepGraph
 from ...io.atomic import write_bytes
+from ...kernels.garbage import kept_memory
 from ...kernels.kept import user_cache
 from ...run.calibrate.operator_times import call_key, environment
 from ...run.calibrate.operators import quiet_single_thread
 from ...run.steps.storage_peak import quiet_profile
-from ..costs.malloc_settings import kept_memory
 
 __all__ = [
     "Job", "StepCost", "StepCosts", "call_of", "costs_file", "fakes_of", "keys_of", "measure_missing", "measure_step", "measured_jobs", "real_tensor",

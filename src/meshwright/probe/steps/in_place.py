@@ -23,10 +23,10 @@ from torch import fx
 
 from ...decide.memory.step import finished, keep_everything, runs_once
 from ...graph.step_graph import StepGraph, StepNode, StepPlan, replacement
+from ...kernels.garbage import kept_memory
 from ...run.calibrate.operators import quiet_single_thread
 from ...run.steps.norms_apart import APART, FROM_STATISTICS
 from ...run.steps.step import StepRunner
-from ..costs.malloc_settings import kept_memory
 from .costs import StepCost, StepCosts, keys_of
 
 __all__ = ["EVIDENCE", "Ratios", "in_place", "ratios_in_place", "ratios_of_ways"]

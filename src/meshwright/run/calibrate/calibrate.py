@@ -23,7 +23,7 @@ from ..executor.device_time import device_time
 from ..executor.executor import Executor
 from ..executor.memory import RankMemory
 from ..executor.transport import Transport
-from ..machine.pacing import Pacing
+from ..machine.pacing import Pacing, machine_facts
 from ..train.count_exchange import CountExchange
 from ..train.work import TrainingWork
 from .message_times import MessageTimes
@@ -35,7 +35,7 @@ __all__ = ["MESSAGE_SIZES", "RankCosts", "cost_of_ranks", "time_rank"]
 MESSAGE_SIZES = tuple(16 * 8**i for i in range(7))  # 16 B ... 4 MiB
 MESSAGE_BUDGET_S = 0.06  # for each size, in all batches together
 REPEATS = 3  # steps that are timed, at least
-MAX_WAIT_S = 2e-3  # that a silent message is waited for: the shortest one as measured, less on a crowded machine
+MAX_WAIT_S = 2e-3  # that a silent message is waited for where ranks take turns on the cores: the shortest one as measured, or less
 
 
 class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -63,9 +63,11 @@ def time_rank(
         timing = MessageTimes(sizes=MESSAGE_SIZES, budget_s=MESSAGE_BUDGET_S, batches=3, transport=transport, device=device)
         parts = timing.run(counting and counting.group)
     work, memory = make()
-    wait_s = min(float(parts["ring"][0]["wall_s"]), MAX_WAIT_S) if parts and device.type == "cpu" else 0.0
+    crowded = bool(parts) and device.type == "cpu" and len(orders) > machine_facts(rank=True).cores
+    wait_s = min(float(parts["ring"][0]["wall_s"]), MAX_WAIT_S) if crowded else 0.0
     silent = SilentRank(program, rank, device_time(device), wait_s=wait_s)
     executor = Executor(program, orders, rank, memory=memory, transport=silent.transport, work=silent.timed(work), times=silent.times)
+    silent.leave_sums(executor.schedule)
     together = _together if transport is not None else bool
     times = silent.measure(executor.run, begin=work.begin, repeats=REPEATS, together=together)
     waits_in = tuple(f"{key}|F" for key in counting.segments) if counting else ()

@@ -24,6 +24,8 @@ __all__ = ["MessageTimes", "add_s_per_byte"]
 
 CPU = torch.device("cpu")
 MIN_ROUNDS = 8  # messages of a batch, whatever they take
+COLD_BYTES = 8 << 20  # of messages by turns: more than a core's own caches hold
+MAX_TURNS = 64  # of short messages, which cost what they cost wherever they are
 Rounds = Callable[[int], tuple[float, float, float]]  # number of rounds -> seconds spent in messages: wall, of the process, of the calling thread
 
 
@@ -61,26 +63,33 @@ class MessageTimes:
                 gc.enable()
 
     def tensor(self, size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+        """Written, so in pages of its own: the system's one page of zeros is in every cache."""
+        return torch.ones(size, dtype=torch.uint8, device=self.device)
+
+    def cold(self, size: int) -> tuple[torch.Tensor, ...]:
+        """Two at least, of which none is in a cache when its turn comes, as parts of all gradients are not."""
+        count = max(2, min(MAX_TURNS, COLD_BYTES // size))
+        return self.tensor(size * count).split(size)
 
     def ring(self, size: int) -> Rounds:
         """n rounds: all compute, then send to the next rank and receive from the one before, two receives posted ahead; in groups, where the
         transport has them, both at once. Wall time: of the median round, since a few rounds wait long for other programs, or for a quota."""
         if self.transport.grouped:
             return self.grouped_ring(size)
-        outgoing, slots = self.tensor(size), [self.tensor(size) for _ in range(2)]
+        outgoing, slots = self.cold(size), self.cold(size)
         after, before, tag, transport = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks, self.tag, self.transport
 
         def rounds(n: int) -> tuple[float, float, float]:
             walls, cpu, thread = list[float](), 0.0, 0.0
             posted = [transport.receive(slots[i], before, tag) for i in range(min(2, n))]
+            count = len(slots)
             for i in range(n):
                 self.burst()
                 begin, used, own = time.perf_counter(), time.process_time(), time.thread_time()
-                sent = transport.send(outgoing, after, tag)
+                sent = transport.send(outgoing[i % count], after, tag)
                 transport.wait(posted[i])
                 if i + 2 < n:
-                    posted.append(transport.receive(slots[i % 2], before, tag))
+                    posted.append(transport.receive(slots[(i + 2) % count], before, tag))
                 transport.wait(sent)
                 walls.append(time.perf_counter() - begin)
                 cpu += time.process_time() - used

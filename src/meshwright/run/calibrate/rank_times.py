@@ -1,8 +1,8 @@
 """Measured costs of the executor's own compute steps: a rank's whole step runs for real, only its messages are left out.
 
 The executor walks its program as in a run: same order, same micro-batches in flight, same buffers, same local additions and copies. Messages are
-replaced by a transport that fills received tensors with small random numbers. So every compute step is timed in place, with everything the
-executor does around it, and what is left of the step is the executor's own time per transfer step.
+replaced by a transport that fills received tensors with small random numbers, and leaves sums as what the rank has itself. So every compute step is
+timed in place, with everything the executor does around it, and what is left of the step is the executor's own time per transfer step.
 
     silent = SilentRank(program, rank)
     executor = Executor(program, orders, rank, memory=memory, transport=silent.transport, work=silent.timed(work))
@@ -27,6 +27,7 @@ from ...cost import Priced
 from ...errors import UsageError
 from ...program.program import Kind, Part, Program
 from ..executor.device_time import DeviceTime
+from ..executor.schedule import Schedule
 from ..executor.transport import Messages
 from .message_times import add_s_per_byte
 from .operators import quiet_single_thread
@@ -58,7 +59,8 @@ class Work(Protocol):
 
 class SilentTransport:
     """Messages that are not sent and arrive `wait_s` after they are waited for: a thread that sleeps finds its caches used by others, as in a run.
-    `filled`: moments by `now` before and after their contents were made, by turns."""
+    `filled`: moments by `now` before and after their contents were made, by turns. Messages of the tags in `zeros` are zeros, of those in `left` what
+    is in place already."""
 
     grouped = False
 
@@ -67,6 +69,7 @@ class SilentTransport:
         self.pattern = (torch.randn(PATTERN_NUMEL, generator=torch.Generator().manual_seed(0)) * PATTERN_SCALE).to(device)
         self.now = now
         self.filled: list[float] = []
+        self.zeros, self.left = set[int](), set[int]()
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         return None
@@ -75,9 +78,12 @@ class SilentTransport:
         """True: there is something to wait for."""
         begin = self.now()
         flat = tensor.detach().reshape(-1)
-        for start in range(0, flat.numel(), PATTERN_NUMEL):
-            part = flat[start : start + PATTERN_NUMEL]
-            part.copy_(self.pattern[: part.numel()])
+        if tag in self.zeros:
+            flat.zero_()
+        elif tag not in self.left:
+            for start in range(0, flat.numel(), PATTERN_NUMEL):
+                part = flat[start : start + PATTERN_NUMEL]
+                part.copy_(self.pattern[: part.numel()])
         self.filled += (begin, self.now())
         return True
 
@@ -105,6 +111,17 @@ class SilentRank:
     def timed(self, work: Work) -> Work:
         """The same work with a clock around every compute step."""
         return _Timed(work, self.program, self.now, self.moments)
+
+    def leave_sums(self, schedule: Schedule) -> None:
+        """Have sums, to which the rank gives what it has itself, be just that: gradients of a rank are zero where those of the others are, at units
+        that ReLU keeps shut. Kernels depend on it: Adam's square roots of zeros took ten times as long as those of small numbers (torch 2.13, MKL),
+        the step of 1.2 M weights of which 0.3 M had none 4.9 ms instead of 3.2."""
+        s = self.program.steps
+        given = {int(s.src_buffer[step]) for step in schedule.sends if int(s.parts[step]) & Part.READ}
+        for step, receive in schedule.receives.items():
+            stores, adds = bool(int(s.parts[step]) & Part.STORE), bool(int(s.parts[step]) & Part.ADD)
+            if int(s.dst_buffer[step] if stores else s.src_buffer[step]) in given and (adds or receive.direct):
+                (self.transport.zeros if adds else self.transport.left).add(receive.tag)
 
     def measure(
         self, run: Callable[[], object], *, begin: Callable[[int], object] = lambda step: None, repeats: int = 3, warmup: int = 1,
