@@ -10,6 +10,7 @@ from check_programs import Training, training_layout
 
 from effort import few
 from meshwright.check import worst_order_memory
+from meshwright.check.program import memory as worst
 from meshwright.check.program import order
 from meshwright.check.program.flow_kernel import maximum_flow
 from meshwright.check.program.memory import check_memory, worst_order_peaks
@@ -281,3 +282,25 @@ def test_questions_of_one_lane_against_others_compute_each_table_of_clocks_once(
         for of, lane in ((main, other), (other, main)):
             o.last_ancestor(o.base[of] + np.arange(o.length[of]), lane)
     assert 2 < len(made) <= len(o.lanes_of_block)
+
+
+def test_first_and_last_nodes_of_all_buffers_are_compared_in_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    t = Training(training_layout(data=2))
+    o = order.Order(inline(t.program, t.programs).program)
+    rng = np.random.default_rng(0)
+    owner, node = rng.integers(0, 50, 300), rng.integers(0, o.n, 300)
+    plain: dict[bool, list[list[int]]] = {first: [] for first in (True, False)}
+    for k in range(50):
+        mine = np.unique(node[owner == k])
+        i, j = np.repeat(mine, len(mine)), np.tile(mine, len(mine))
+        before = o.before(i, j).reshape(len(mine), len(mine))
+        plain[True].append(mine[~before.any(axis=0)].tolist())
+        plain[False].append(mine[~before.any(axis=1)].tolist())
+    asked, before_of = list[int](), o.before
+    monkeypatch.setattr(o, "before", lambda a, b: (asked.append(len(a)), before_of(a, b))[1])
+    for pairs in (1 << 20, 100):
+        monkeypatch.setattr(worst, "MAX_PAIRS", pairs)
+        asked.clear()
+        for first in (True, False):
+            assert worst._extremes(o, owner, node, 50, first=first) == plain[first]
+        assert len(asked) <= 2 + sum(asked) // pairs

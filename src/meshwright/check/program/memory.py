@@ -30,6 +30,7 @@ __all__ = ["WorstMemory", "check_memory", "worst_order_memory", "worst_order_pea
 
 MAX_FLOW_NODES = 60_000  # nodes of one actor's closure, for which an exact maximum flow is computed; beyond it an upper bound is given
 UNCUT_BYTES = 1 << 62  # room of an arc that no smallest cut contains; programs of so many bytes get an upper bound
+MAX_PAIRS = 1 << 20  # of nodes that are compared at once, so that memory stays bounded
 MIN_SWEPT_BUFFERS = 40_000  # buffers of a program from which on all actors get the bound of `memory_sweep` instead of a closure each
 
 
@@ -69,31 +70,32 @@ def _lifetimes(p: Program, order: Order) -> _Lifetimes:
     repeated = p.lanes.repeat[p.lane_of_step()] > 1
     touched = where.root[a.buffer]
     bound = np.bincount(touched, repeated[a.step], n) > 0  # touched by a repeated lane: dies only at the end
-    node, lane = order.node(np.arange(len(p.steps)), 0).tolist(), order.lane.tolist()  # of every step its first node; of every node its lane
-    writers: list[set[int]] = [set() for _ in range(n)]
-    for buffer, step in zip(touched[a.write].tolist(), a.step[a.write].tolist(), strict=True):
-        writers[buffer].add(node[step])
-    read_first = _read_before_written(p, order, where)
+    node = order.node(np.arange(len(p.steps)), 0)  # of every step its first
+    # What holds something from the beginning has no start event; what is kept, or used by a repeated lane, has no end event.
+    counted = (where.root == np.arange(n)) & (p.buffers.space == Space.DEVICE)
+    starts, stops = counted & (p.buffers.persistent == 0), counted & (p.buffers.persistent == 0) & ~bound
+    starts[list(_read_before_written(p, order, where))] = False
+    writes = a.write & starts[touched]
+    begins = _extremes(order, touched[writes], node[a.step[writes]], n, first=True)
+    owner = np.repeat(np.arange(n), np.diff(p.buffers.last.ptr))
+    ends = _extremes(order, owner[stops[owner]], node[p.buffers.last.values[stops[owner]]], n, first=False)
     life = _Lifetimes([], [], [], [], [])
-    for b in np.flatnonzero((where.root == np.arange(n)) & (p.buffers.space == Space.DEVICE)).tolist():
-        # What holds something from the beginning has no start event; what a repeated lane uses has no end event.
-        from_start = p.buffers.persistent[b] or not writers[b] or b in read_first
-        to_end = p.buffers.persistent[b] or not len(p.buffers.last[b]) or bound[b]
+    for b in np.flatnonzero(counted).tolist():
         # Empty buffers got one byte per chunk so that their users are ordered (`Addresses`); they take no memory.
         real = 0 if not int(p.buffers.chunk_bytes[b]) and p.buffers.size[b] < 0 else int(where.size[b] * slices[b])
         life.actor.append(int(p.buffers.actor[b]))
         life.size.append(real)
         life.what.append(b)
-        life.begins.append([] if from_start else _extreme(order, lane, writers[b], first=True))
-        life.ends.append([] if to_end else _extreme(order, lane, {node[s] for s in p.buffers.last[b].tolist()}, first=False))
+        life.begins.append(begins[b])
+        life.ends.append(ends[b])
     for step in np.flatnonzero(p.steps.kind == Kind.COMPUTE).tolist():
         temp = int(p.ops.workspace_bytes[p.steps.op[step]])
         if temp:
             life.actor.append(int(p.lanes.actor[order.lane_of_step[step]]))
             life.size.append(temp)
             life.what.append(-1 - step)
-            life.begins.append([node[step]])
-            life.ends.append([node[step]])
+            life.begins.append([int(node[step])])
+            life.ends.append([int(node[step])])
     return life
 
 
@@ -109,17 +111,25 @@ def _read_before_written(p: Program, order: Order, where: Addresses) -> set[int]
     return {int(r) for r, x in zip(firsts, reads, strict=True) if x and p.buffers.role[r] not in (3, 5)}
 
 
-def _extreme(order: Order, lane: list[int], nodes: set[int], *, first: bool) -> list[int]:
-    """Of some nodes those that no other one precedes (or follows). `lane`: of every node."""
-    best = {lane[v]: v for v in sorted(nodes, reverse=first)}  # one per lane suffices: the last that is named
+def _extremes(order: Order, owner: Ints, node: Ints, owners: int, *, first: bool) -> list[list[int]]:
+    """Of every owner's nodes those that no other one of its own precedes (or follows), in rising order. Row k: a node of an owner."""
+    by = np.lexsort((node if first else -node, order.lane[node], owner))
+    owner, node = owner[by], node[by]
     # In a lane the earliest (latest) beats the rest; lanes are compared with each other by happens-before.
-    left = np.array(sorted(best.values()), dtype=np.int64)
-    if len(left) == 1:
-        return [int(left[0])]
-    i, j = np.repeat(left, len(left)), np.tile(left, len(left))
-    before = order.before(i, j).reshape(len(left), len(left))
-    beaten = before.any(axis=0) if first else before.any(axis=1)
-    return [int(v) for v in left[~beaten]]
+    lane, leads = order.lane[node], np.ones(len(node), bool)
+    leads[1:] = (owner[1:] != owner[:-1]) | (lane[1:] != lane[:-1])
+    owner, node = owner[leads], node[leads]
+    count = np.bincount(owner, minlength=owners)
+    begin, beaten = np.cumsum(count) - count, np.zeros(len(node), bool)
+    rows = np.flatnonzero(count[owner] > 1)
+    pairs = np.cumsum(count[owner[rows]])
+    for some in np.split(rows, np.flatnonzero(np.diff(pairs // MAX_PAIRS)) + 1):
+        rivals = count[owner[some]]
+        i = np.repeat(some, rivals)
+        j = np.repeat(begin[owner[some]] - (np.cumsum(rivals) - rivals), rivals) + np.arange(len(i))
+        beaten[i[order.before(node[j], node[i]) if first else order.before(node[i], node[j])]] = True
+    left, until = node[~beaten].tolist(), np.cumsum(np.bincount(owner[~beaten], minlength=owners)).tolist()
+    return [left[x:y] for x, y in zip([0, *until], until, strict=False)]
 
 
 def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
@@ -213,7 +223,7 @@ def _closure(order: Order, events: list[int], weight: dict[int, int], ahead: Int
     lanes = np.unique(order.lane[node])
     index = np.arange(len(events))
     # Only the last event of each lane that precedes an event needs an arc: those before it in its lane follow along its own arcs.
-    arcs: set[tuple[int, int]] = set()  # event -> event that must come before it
+    later, earlier = [index[:0]], [index[:0]]  # events, and those that must come before them
     posted = ~is_end & (ahead[node] >= 0)
     for lane in lanes.tolist():
         seen = np.where(posted, -1, order.last_ancestor(node, lane))
@@ -226,17 +236,17 @@ def _closure(order: Order, events: list[int], weight: dict[int, int], ahead: Int
         own = order.lane[node] == lane
         bound[own & is_end] = 2 * order.position[node[own & is_end]]
         k = np.searchsorted(place, bound, side="right") - 1
-        for v in np.flatnonzero(k >= 0).tolist():
-            arcs.add((v, int(mine[k[v]])))
+        later.append(np.flatnonzero(k >= 0))
+        earlier.append(mine[k[k >= 0]])
     # Picard's network: what is gained hangs on the source, what is lost on the sink, and an arc that cannot be cut says "only together with".
     # The source side of a smallest cut is the best closed set, and its weight all gains less the cut.
     source, sink = len(events), len(events) + 1
     gains = np.array([weight[event] for event in events], dtype=np.int64)
     up, down = np.flatnonzero(gains > 0), np.flatnonzero(gains < 0)
-    needs = np.array(sorted(arcs), dtype=np.int64).reshape(-1, 2)
-    tail = np.concatenate([np.full(len(up), source), down, needs[:, 0]])
-    head = np.concatenate([up, np.full(len(down), sink), needs[:, 1]])
-    room = np.concatenate([gains[up], -gains[down], np.full(len(needs), UNCUT_BYTES)])
+    arcs = np.unique(np.concatenate(later) * len(events) + np.concatenate(earlier))
+    tail = np.concatenate([np.full(len(up), source), down, arcs // len(events)])
+    head = np.concatenate([up, np.full(len(down), sink), arcs % len(events)])
+    room = np.concatenate([gains[up], -gains[down], np.full(len(arcs), UNCUT_BYTES)])
     value, level = maximum_flow(len(events) + 2, tail, head, room, source, sink)
     return {events[v] for v in np.flatnonzero(level[: len(events)] >= 0).tolist()}, int(gains[up].sum()) - value
 
