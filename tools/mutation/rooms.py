@@ -58,7 +58,8 @@ ROOMS = {
         Room("lower", ("lower/**/*",), ("tests/lower", *LOWERED_ELSEWHERE)),
         Room("run", ("run/**/*",), ("tests/run",)),
         Room(
-            "decide", ("decide/**/*",), ("tests/decide/{part}", "tests/contract/test_{part}_contract.py", "tests/{part}_search"),
+            "decide", ("decide/**/*",),
+            ("tests/decide/{part}", "tests/contract/test_{part}_contract.py", "tests/{part}_search", "tests/decide/test_decisions_on_record.py"),
             elsewhere=DECIDED_ELSEWHERE,
         ),
     )
