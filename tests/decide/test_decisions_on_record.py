@@ -18,7 +18,7 @@ from meshwright.decide.cluster.problem import ranking
 from meshwright.decide.cluster.vms import forecast
 from meshwright.decide.data import STRATEGIES as FEEDS
 from meshwright.decide.data import FeedProblem
-from meshwright.decide.experts import ExpertProblem, ExpertShape, Tutel
+from meshwright.decide.experts import Choice, DictionarySearch, ExpertProblem, ExpertShape, Tutel
 from meshwright.decide.place import STRATEGIES as PLACES
 from meshwright.decide.place import place_bound
 from meshwright.decide.restart.placement import MostInPlace
@@ -239,6 +239,20 @@ def experts() -> Found:
                 capacities=(8, 64, 512), passes=passes,
             )  # fmt: skip
             found[f"{n} {experts_of} {passes}"] = made(lambda p=problem: {"plan": Tutel().plan(p)})
+    for seed in range(4):
+        r = random.Random(seed)
+        choices = [Choice(d, c, a) for d in (0, 1, 2, 3, 4, 6, 12) for c in (1, 2) for a in ("linear", "2dh") if d or c == 1]
+        took_s = {c: r.uniform(0.5, 2) + abs(c.degree - r.choice((1, 3, 6))) for c in choices}
+
+        def searched(choices: list[Choice] = choices, took_s: dict[Choice, float] = took_s) -> dict[str, Any]:
+            search, asked = DictionarySearch(choices, window=64), list[str]()
+            for call in range(120):
+                choice = search.choose(60 + 40 * (call % 3))
+                asked.append(choice.text)
+                search.record(60 + 40 * (call % 3), choice, took_s[choice] * (1 + call // 60))
+            return {"asked": asked, "settled": search.settled}
+
+        found[f"search {seed}"] = made(searched)
     return found
 
 

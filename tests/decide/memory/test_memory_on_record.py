@@ -6,14 +6,18 @@ import random
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from meshwright.arena import ArenaProblem, rows
 from meshwright.decide.memory import RecomputeProblem, StageBudget, strategies
 from meshwright.decide.memory.auto import auto_plan
+from meshwright.decide.memory.fusionaware.frontier import frontier_of
+from meshwright.decide.memory.fusionaware.fused import fused_peak_bytes, priced
 from meshwright.decide.memory.problem import Layer, Operator
 from meshwright.decide.memory.step import least_bound_bytes
+from meshwright.graph.step_graph import StepGraph
 from meshwright.testing.steps import random_step_graph
 from on_record import made, require_on_record
 
@@ -54,7 +58,7 @@ def test_auto() -> None:
     for seed in (4, 5):
         for ways in (False, True):
             graph = random_step_graph(random.Random(seed), forward=6, alternatives=ways)
-            for share in (None, 1.0, 0.8):
+            for share in (None, 1.0, 0.8, 0.6, 0.3):
                 budget = None if share is None else int(least_bound_bytes(graph) / share)
 
                 def plan(graph: Any = graph, budget: int | None = budget) -> dict[str, Any]:
@@ -63,6 +67,30 @@ def test_auto() -> None:
 
                 found[f"{seed} {ways} {share}"] = made(plan)
     require_on_record("memory-auto", found)
+
+
+def test_compiled_steps() -> None:
+    """Nodes with the names and prices of a compiled graph, in which calls are fused."""
+    found: dict[str, dict[str, Any]] = {}
+    targets = ("aten.add.Tensor", "aten.mm.default", "aten.relu.default", "aten.sum.dim_IntList", "aten.native_layer_norm.default", "aten.mul.Tensor")
+    for seed in range(5):
+        graph = random_step_graph(random.Random(seed), forward=8, alternatives=False)
+        r = random.Random(seed)
+        nodes = tuple(n if n.phase == "input" or not n.makes else msgspec.structs.replace(n, target=r.choice(targets)) for n in graph.nodes)
+        flops = {n.name: float(r.randrange(10**3)) for n in nodes if n.target == "aten.mm.default"}
+        graph = priced(msgspec.structs.replace(graph, nodes=nodes), flops, flops_per_s=1e6, bytes_per_s=1e3)
+
+        def cut(graph: StepGraph = graph) -> dict[str, Any]:
+            frontier = frontier_of(graph, EFFORT, False, True)
+            plans = [frontier.lives.plan(e.hold_from, strategy="fusionaware", options={"compiled": True}) for e in frontier.entries]
+            return {
+                "prices": [n.time_s for n in graph.nodes], "peaks": [e.peak_bytes for e in frontier.entries],
+                "times": [e.time_s for e in frontier.entries], "plain_s": frontier.plain_s, "floors": [frontier.floor_s(b) for b in (50, 100, 200)],
+                "fused": [fused_peak_bytes(graph, p) for p in plans if p is not None], "least": frontier.least_bytes,
+            }  # fmt: skip
+
+        found[str(seed)] = made(cut)
+    require_on_record("memory-compiled", found)
 
 
 def layer(seed: int) -> Layer:
