@@ -75,3 +75,12 @@ def test_a_resize_begins_a_stay():
     stays = tuple(Stay(1, 1, 10.0, 300.0) if s.vm == 1 and s.from_s == 10.0 else s for s in made.stays if not (s.vm == 1 and s.from_s == 100.0))
     found = check_vm_placement(msgspec.structs.replace(made, stays=stays), trace, HOSTS)
     assert any("begins no stay" in f.message for f in found.findings)
+
+
+def test_a_bound_between_what_the_load_needs_and_what_is_used_is_no_bound():
+    """Machines that have left need nothing any more: 2 hosts from 50 to 300 s, then one, 1,200 host seconds of the 1,400 in use."""
+    trace, made = problem()
+    apart = msgspec.structs.replace(changed(made, 2, host=1), used_host_s=1400.0)
+    for value, right in (("1200", True), ("1201", False), ("1399", False)):
+        verdict = check_vm_placement(msgspec.structs.replace(apart, bound=msgspec.structs.replace(made.bound, value=value)), trace, HOSTS)
+        assert verdict.ok == right and verdict.facts["least_host_s"] == pytest.approx(1200), verdict.findings

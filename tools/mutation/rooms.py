@@ -49,6 +49,8 @@ DECIDED_ELSEWHERE = {
     "decide/layout/profiled": ("tests/profile/test_profiled*.py",), "decide/collective/classic": ("tests/decide/topology/test_hammingmesh.py",),
     "decide/pipeline/bound": ("tests/check/test_pipeline_bound.py",),
 }  # fmt: skip
+# A layer of experts is one for users (`nn`), its runtime is of this room.
+RUN_ELSEWHERE = {"run/experts": ("tests/nn",)}
 
 ROOMS = {
     room.name: room
@@ -56,9 +58,10 @@ ROOMS = {
         Room("check", ("check/**/*",), ("tests/check", "tests/contract", *CHECKED_ELSEWHERE)),
         Room("simulate", ("simulate/**/*",), ("tests/simulate", *SIMULATED_ELSEWHERE)),
         Room("lower", ("lower/**/*",), ("tests/lower", *LOWERED_ELSEWHERE)),
-        Room("run", ("run/**/*",), ("tests/run",)),
+        Room("run", ("run/**/*",), ("tests/run",), elsewhere=RUN_ELSEWHERE),
         Room(
-            "decide", ("decide/**/*",), ("tests/decide/{part}", "tests/contract/test_{part}_contract.py", "tests/{part}_search"),
+            "decide", ("decide/**/*",),
+            ("tests/decide/{part}", "tests/contract/test_{part}_contract.py", "tests/{part}_search", "tests/decide/test_decisions_on_record.py"),
             elsewhere=DECIDED_ELSEWHERE,
         ),
     )

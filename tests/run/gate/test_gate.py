@@ -56,9 +56,15 @@ def test_the_owners_step_is_a_plain_loop() -> None:
     """The reference itself, against a loop written out."""
     job = Training(model=MODELS + "mlp", global_batch=8, loss="mse", optimizer="adamw", learning_rate=0.1, seed=5)
     x, y = torch.randn(8, 8), torch.randn(8, 8)
-    found = Owner(job, wide=False).step([Part((x, y))])
+    owner = Owner(job, wide=False)
+    found = owner.step([Part((x, y))])
     torch.manual_seed(5)
     model = MLP()
+    for of, own in ((owner.parameters(), model.named_parameters()), (owner.buffers(), model.named_buffers())):
+        assert {n: t.tolist() for n, t in of.items()} == {n: t.tolist() for n, t in own}, "before any step"
+    assert owner.loss([Part((x, y), weight=0.5)]) == pytest.approx(0.5 * found.loss)
+    wide = Owner(job, wide=True)
+    assert {t.dtype for t in wide.parameters().values()} == {torch.float64}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     loss = F.mse_loss(model(x), y)
     loss.backward()
