@@ -88,6 +88,18 @@ def test_shares_are_worth_what_the_profile_says(tmp_path, capsys):
     assert "GPUs x speed 1.40, 1.000 of the bound 1.40 (speed); proportional shares give 1.4; nobody" in capsys.readouterr().out
 
 
+def test_a_queue_without_jobs_is_an_empty_round_and_nothing_to_simulate(tmp_path, capsys):
+    queue = tmp_path / "q.json"
+    queue_of(queue, cores=[1], speed=[1.0])
+    document = json.loads(queue.read_text(encoding="utf-8")) | {"jobs": []}  # as `cluster profile --out` writes it
+    queue.write_text(json.dumps(document), encoding="utf-8")
+    for allocation in ("priced", "tune", "opt", "greedy", "proportional"):
+        plan = told(capsys, "cluster", "plan", str(queue), *ON, "--allocation", allocation, "--bound", "fillings")
+        assert plan["gpus"] == 0 and plan["allocation"]["given"] == [], allocation
+    for command in ("simulate", "compare"):
+        assert told(capsys, "cluster", command, str(queue), *ON, code=2)["message"] == "the queue has no jobs"
+
+
 def test_impossible_gangs_end_with_exit_code_3(tmp_path, capsys):
     queue = tmp_path / "q.json"
     profile = {"name": "p", "cores": [1], "memory_bytes": [1], "speed": [[1]]}

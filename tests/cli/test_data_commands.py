@@ -17,7 +17,7 @@ from meshwright.profile.input_rates import lru_hits
 
 LOADER = """
 import os
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 class Files:
     def __init__(self):
@@ -61,6 +61,16 @@ def gone():
     made = DataLoader(Files(), batch_size=3)
     made.dataset.paths[7] = "/gone.bin"
     return made
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(20)
+
+    def __len__(self):
+        return 20
+
+def stream():
+    return DataLoader(Stream(), batch_size=2)
 
 def broken():
     raise ValueError("no such bucket")
@@ -163,6 +173,8 @@ def test_bench(user, capsys):
         (["serve", "{}:loader", "--jobs", "1", "--at", "/no/x"], "cannot listen"),
         (["serve", "{}:loader", "--nodes", "a:1,b"], "is no address"), (["serve", "{}:loader", "--nodes", "a:1", "--node", "3"], "node 3 of 1"),
         (["serve", "{}:odd", "--jobs", "1", "--at", "127.0.0.1:0"], "an order of its own"),
+        *(([verb, "{}:stream", "--files", "{}:where", *more], "a Stream, hands out items in an order of its own")
+          for verb, *more in (["analyse"], ["plan"], ["bench"], ["bench", "--keep", "20kB"], ["serve", "--jobs", "1", "--at", "127.0.0.1:0"])),
         (["analyse", "{}:where"], "missing 1 required"), (["bench", "{}:nothing"], "has no function 'nothing'"),
     ],
 )  # fmt: skip

@@ -73,6 +73,7 @@ def function_of(name: str, what: str) -> Callable[..., Any]:
 
 def loader_of(args: argparse.Namespace) -> tuple[Any, Callable[[int], Any] | None]:
     """The user's loader, and his function from indices to files."""
+    from ..data.kept import by_number
     from ..errors import UsageError
 
     made = function_of(args.loader, "loader")
@@ -81,4 +82,8 @@ def loader_of(args: argparse.Namespace) -> tuple[Any, Callable[[int], Any] | Non
     if not hasattr(loader, "dataset") or not hasattr(loader, "num_workers"):
         what = f"returned {type(loader).__name__}, not a DataLoader"
         raise UsageError(what, where=args.loader, hint="return torch.utils.data.DataLoader(dataset, ...) over a map-style dataset")
+    if not by_number(loader.dataset):
+        what = f"its dataset, a {type(loader.dataset).__name__}, hands out items in an order of its own"
+        raise UsageError(what, where=args.loader,
+            hint="files are measured and kept by an item's number: meshwright.data.TarSamples reads tar shards so, MdsSamples those of MDS")
     return loader, function_of(args.files, "files") if args.files else None

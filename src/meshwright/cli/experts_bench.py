@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..bench.experts import bench_experts
     from ..decide.experts import Choice
     from ..drive.experts import LayerPrograms, rank_choices
+    from ..explain.numbers import seconds_text
     from ..report.columns import columns
     from ..report.experts_text import row_document
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> Result:
         for x in known:
             name = Choice(x["degree"], x["chunks"], x["algorithm"]).text
             table.append([
-                str(x["capacity"]), name, f"{x['measured_s'] * 1e3:.4g} ms", f"{x['time_s'] * 1e3:.4g} ms", f"{x['bound']['time_s'] * 1e3:.4g} ms",
+                str(x["capacity"]), name, seconds_text(x["measured_s"]), seconds_text(x["time_s"]), seconds_text(x["bound"]["time_s"]),
                 f"{x['time_s'] / x['measured_s']:.2f}",
             ])  # fmt: skip
         best = min(known, key=lambda x: x["measured_s"])

@@ -29,7 +29,7 @@ from . import pages
 from .copies import LISTS, Copies, redirected
 from .limits import memory_budget_bytes
 
-__all__ = ["FileRange", "Kept", "Residency", "files_of", "ranges_of"]
+__all__ = ["FileRange", "Kept", "Residency", "by_number", "files_of", "ranges_of"]
 
 MAX_ITEMS = 100_000_000  # of a dataset: a byte each in every worker
 
@@ -255,8 +255,14 @@ def files_of(dataset: Any) -> Files:
             return _Listed(listed, 0)
     raise UsageError(
         f"the files of a {type(dataset).__name__} are not known", where="dataset",
-        hint="give Kept(..., files=function): from an index to its path, or to a FileRange(path, offset, length)",
+        hint="give a function from an index to its path or to a FileRange(path, offset, length): Kept(..., files=function), --files FILE.py:function",
     )  # fmt: skip
+
+
+def by_number(dataset: Any) -> bool:
+    """Whether items can be asked for by their number. torch's iterable datasets inherit a `__getitem__` that only raises."""
+    iterable = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not iterable
 
 
 @dataclass(frozen=True)

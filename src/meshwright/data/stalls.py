@@ -22,7 +22,7 @@ from ..profile.input_rates import InputRates
 from ..run.machine.cpu_quota import cgroup_cpu_limit
 from . import pages
 from .batch_bytes import packed
-from .kept import FileRange, Kept, files_of, ranges_of
+from .kept import FileRange, Kept, by_number, files_of, ranges_of
 
 __all__ = ["measure_stalls"]
 
@@ -39,7 +39,7 @@ def measure_stalls(
     Raises: UsageError for an iterable dataset, files that are not known, too few items; OSError for files that are gone.
     """
     dataset = getattr(loader, "dataset", None)
-    if dataset is None or not hasattr(dataset, "__getitem__") or loader.batch_size is None:
+    if not by_number(dataset) or loader.batch_size is None:
         raise UsageError("not a DataLoader over a map-style dataset with batches", where="loader", hint="items must be readable by number")
     plain = dataset.plain if isinstance(dataset, Kept) else dataset  # what is kept would be dropped and read again by our own measurement
     where = files or (dataset.ranges if isinstance(dataset, Kept) else files_of(dataset))

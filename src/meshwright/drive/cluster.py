@@ -246,7 +246,7 @@ def plan_allocation(
     runs = [j for j in ranked.tolist() if j in divided.parts]
     groups = groups_of(problem, runs)
     proved = price_bound(book, groups, lp_prices(book, groups))
-    if bound == "fillings":
+    if bound == "fillings" and runs:
         found = fillings_bound(AllocationProblem(servers=servers, queue=queue, book=book, running=tuple(runs)))
         proved = found if found.exact < proved.exact else proved
     read = speeds(servers, queue, speed_of)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..explain.numbers import seconds_text
 from .columns import columns
 
 if TYPE_CHECKING:
@@ -51,13 +52,13 @@ def choices_text(problem: ExpertProblem, ranked: Sequence[Sequence[RankedChoice]
             if x.time_s is not None:
                 bound_s = float(x.bound.time_s)
                 table.append([
-                    str(x.capacity), x.choice.text, f"{x.time_s * 1e3:.4g} ms", f"{bound_s * 1e3:.4g} ms", f"{x.time_s / bound_s - 1:.1%}",
+                    str(x.capacity), x.choice.text, seconds_text(x.time_s), seconds_text(bound_s), f"{x.time_s / bound_s - 1:.1%}",
                     f"{x.tokens_bytes} B", f"{x.weights_bytes} B", x.bound.why[0],
                 ])  # fmt: skip
     lines = [head, *columns(table), *(f"refused: {why}" for why in sorted(refused))]
     if fixed is not None and fixed["best_fixed_s"]:
         gain = fixed["best_fixed_s"] / fixed["adaptive_s"]
-        times = [f"{fixed[name] * 1e3:.4g} ms with the best" for name in ("adaptive_s", "best_fixed_s")]
+        times = [f"{seconds_text(fixed[name])} with the best" for name in ("adaptive_s", "best_fixed_s")]
         lines.append(f"one step at each capacity: {times[0]} choice of each, {times[1]} fixed one ({fixed['best_fixed']}): {gain:.3f} times")
     return "\n".join(lines)
 
@@ -76,7 +77,7 @@ def loads_text(layers: Sequence[LayerReplicas]) -> str:
         m = x.made
         copies = ", ".join(f"{e} on {r}" for e, r in m.copies[:4]) + (f" and {len(m.copies) - 4} more" if len(m.copies) > 4 else "")
         table.append([
-            x.layer, copies or "none", f"{m.busiest} rows", f"{m.before}", f"{m.bound}", f"{x.saved_s * 1e3:.4g} ms", f"{x.moved_s * 1e3:.4g} ms",
+            x.layer, copies or "none", f"{m.busiest} rows", f"{m.before}", f"{m.bound}", seconds_text(x.saved_s), seconds_text(x.moved_s),
             "pays" if x.pays else "does not pay",
         ])  # fmt: skip
     return "\n".join([*lines, *columns(table)])

@@ -360,6 +360,8 @@ def measures(run: ClusterRun, *, first: int = 0, last: int | None = None) -> Mea
     chosen = np.arange(first, min(last, len(run.queue.jobs)))
     done = chosen[np.isfinite(run.end_s[chosen])]
     arrival, end = run.queue.arrival_s[done], run.end_s[done]
+    if not run.queue.jobs:
+        raise UsageError("the queue has no jobs", where=run.queue.name, hint="a job says name, gpus, profile, arrival_s, duration_s: docs/formats.md")
     if not len(done):
         raise UsageError("no job that is counted is done", where=f"jobs {first} to {last - 1}", hint="count others: --count FIRST-LAST")
     took = end - arrival
