@@ -103,6 +103,25 @@ class Parametrized(nn.Module):
         return self.b(torch.tanh(self.a(x)))
 
 
+class ConvertsItself(Linears):
+    """Converts its modules, and what it computes, to the types that they have: the router of transformers' Switch Transformers."""
+
+    def forward(self, x):
+        self.a = self.a.to(torch.float32)
+        y = self.a(x.to(torch.float32))
+        with torch.no_grad():
+            same = y.to(x.dtype)
+        return self.b(y.float()).type_as(x) + same
+
+
+class AsksWhetherExported(Linears):
+    """Makes a mask only where it is not compiled, and reads it always: a fault of many of transformers' classes."""
+
+    def forward(self, x):
+        mask = None if torch.compiler.is_compiling() or torch.compiler.is_exporting() else torch.ones(WIDTH)
+        return self.b(self.a(x) * mask[None])
+
+
 class Experts(nn.Module):
     """Rows go where their values send them."""
 
@@ -264,7 +283,7 @@ CAUSES: dict[str, type[nn.Module]] = {
     for c in (
         NoGrad, InPlaceWithoutGradient, SwitchesGradients, Autocast, Checkpointed, CheckpointedReentrantly, Vmapped, Parametrized, Experts,
         OwnGradient, HookedTensor, HookedModule, Recurrent, Convolutions, Attention, TiedAndFrozen, Constants, ChangedThroughViews, DropsInPlace,
-        AssignsBuffers,
+        AssignsBuffers, ConvertsItself, AsksWhetherExported,
     )
 }  # fmt: skip
 WHOLE = {"Experts", "OwnGradient", "HookedTensor", "HookedModule"}  # what is kept whole

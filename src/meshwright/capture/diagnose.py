@@ -28,6 +28,7 @@ class Refusal:
     module: str
     message: str
     function: Any = None  # of torch's, that was running
+    in_python: bool = False  # the owner's Python failed, not torch: eager PyTorch may go another way there
 
     def __str__(self) -> str:
         operator = f"operator {self.operator}" if self.operator else "an operator"

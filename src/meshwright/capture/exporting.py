@@ -3,7 +3,8 @@
 What is kept whole is as small as its cause. Where export fails in a function of torch's, calls of it are kept whole (`whole_functions`), if they
 can be. Else a module is (`regions`): one that export fails in, of which a call cannot be made flat (`flatten`), or that holds what export would
 lose without a word (`watching`). Modules of the same class of the owner's go with it. Export is tried again until it goes through; where the
-outermost module itself is the one, the whole model stays one operator.
+outermost module itself is the one, the whole model stays one operator. Code that goes another way under export, and fails there, is first led the
+way that it goes in eager PyTorch (`as_if_not_traced`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import nn
 from meshwright.errors import MeshwrightError
 
 from .assigned_buffers import copies_moved_up
+from .conversions import idle_conversions_removed, modules_left_as_they_are
 from .diagnose import Refusal, diagnose, quiet
 from .flatten import Left, flatten
 from .in_place import changed_parameter, written_out
@@ -31,7 +33,7 @@ from .resolve import ModelSource, place_of, shown
 from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
 from .torch_private import export_as_called, global_backward_hooks, without_places
 from .user_gradients import parameter_changes
-from .watched import NOT_THE_OWNERS, Watched, watching
+from .watched import NOT_THE_OWNERS, Watched, as_if_not_traced, watching
 from .whole_functions import FunctionsWhole, LastFunction
 
 __all__ = ["exported_program", "line_of", "module_path", "places_noted"]
@@ -54,28 +56,34 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
     whole: dict[Any, str] = {p: f"export would lose {_HOOKS} ({hooked[p]})" for p in outer}
     refusal: Refusal | None = None
     unfit: set[Any] = set()
-    for _ in range(MAX_ROUNDS):
-        seen, before = Seen(), plain_values(objective.model)
-        found = _once(objective, source, mode, list(whole), seen, unfit=unfit)
-        changing, after = changed(before, plain_values(objective.model)), plain_values(objective.model)
-        if changing or seen.assigned:
-            attributes = seen.changing(partial(_again, objective, source, mode, list(whole)))
-            refuse_changing(objective.model, changing & changed(after, plain_values(objective.model)), attributes)
-        if not isinstance(found, Refusal):
-            lines = ", ".join(seen.printed)
-            printing = [f"what forward prints ({lines}) is printed while the model is traced, not in training"] if lines else []
-            return found, (*_notes(objective.model, whole), *printing)
-        refusal = refusal or found  # the first says what stands in the way; later ones may come of keeping modules whole
-        whole = {k: why for k, why in whole.items() if k not in unfit}
-        if found.function is not None and found.function not in unfit and found.function not in whole:
-            whole[found.function] = _why(found)
-            continue
-        more = _modules_like(objective.model, found.module, whole)
-        if not more:
-            return refusal
-        for path in [p for p in _modules(whole) if any(p.startswith(f"{m}.") for m in more)]:
-            del whole[path]
-        whole |= dict.fromkeys(more, _why(found))
+    untold = False
+    with contextlib.ExitStack() as told:
+        for _ in range(MAX_ROUNDS):
+            seen, before = Seen(), plain_values(objective.model)
+            found = _once(objective, source, mode, list(whole), seen, unfit=unfit)
+            changing, after = changed(before, plain_values(objective.model)), plain_values(objective.model)
+            if changing or seen.assigned:
+                attributes = seen.changing(partial(_again, objective, source, mode, list(whole)))
+                refuse_changing(objective.model, changing & changed(after, plain_values(objective.model)), attributes)
+            if not isinstance(found, Refusal):
+                lines = ", ".join(seen.printed)
+                printing = [f"what forward prints ({lines}) is printed while the model is traced, not in training"] if lines else []
+                return found, (*_notes(objective.model, whole), *printing)
+            refusal = refusal or found  # the first says what stands in the way; later ones may come of keeping modules whole
+            if found.in_python and not untold:
+                untold = True
+                told.enter_context(as_if_not_traced())
+                continue
+            whole = {k: why for k, why in whole.items() if k not in unfit}
+            if found.function is not None and found.function not in unfit and found.function not in whole:
+                whole[found.function] = _why(found)
+                continue
+            more = _modules_like(objective.model, found.module, whole)
+            if not more:
+                return refusal
+            for path in [p for p in _modules(whole) if any(p.startswith(f"{m}.") for m in more)]:
+                del whole[path]
+            whole |= dict.fromkeys(more, _why(found))
     assert refusal is not None
     return refusal
 
@@ -109,7 +117,9 @@ def _once(
     except Exception as error:
         with quiet(), _kept(objective.model, whole, source.name, unfit):
             found = diagnose(objective, source, mode, error)
-        return replace(found, function=_failing(objective, source, mode, whole)) if found.message.startswith(_BY_VALUE) else found
+        if found.message.startswith(_BY_VALUE):
+            return replace(found, function=_failing(objective, source, mode, whole))
+        return replace(found, in_python=not isinstance(error, RuntimeError))
     if lost:
         first = lost[0]
         return Refusal(operator="", where=shown(first.where), module=_plain(first.module), message=f"export would lose {first.what}")
@@ -117,6 +127,7 @@ def _once(
     if detached:  # export would train a different function
         taken = Left(f"a gradient is taken inside forward, export detaches {detached[0]}", _use_of(exported, detached[0]))
         return _refused(taken, source) if places else _once(objective, source, mode, whole, Seen(), places=True)
+    idle = idle_conversions_removed(exported.graph)
     with quiet():
         left = flatten(exported)
     if left:
@@ -126,7 +137,7 @@ def _once(
             return _once(objective, source, mode, whole, Seen(), places=True)
         raise parameter_changes(_plain(change[0]), line_of(change[1].meta) or source.name)
     moved = together(exported.graph) | copies_moved_up(exported.graph)
-    if written_out(exported.graph) or moved:
+    if written_out(exported.graph) or moved or idle:
         exported.graph_module.recompile()
     return exported
 
@@ -146,7 +157,7 @@ def _kept(model: nn.Module, whole: Sequence[Any], name: str, unfit: set[Any] | N
     functions = frozenset(x for x in whole if not isinstance(x, str))
     mode = FunctionsWhole(functions, name)
     try:
-        with kept_whole(model, _modules(whole), name), mode if functions else contextlib.nullcontext():
+        with modules_left_as_they_are(), kept_whole(model, _modules(whole), name), mode if functions else contextlib.nullcontext():
             yield
     finally:
         if unfit is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from .side_effects import Seen, calls_watched
 from .torch_private import checkpoints_run_plainly
 from .user_gradients import functions_watched
 
-__all__ = ["NOT_THE_OWNERS", "Watched", "watching"]
+__all__ = ["NOT_THE_OWNERS", "Watched", "as_if_not_traced", "watching"]
 
 NOT_THE_OWNERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # folders of code that runs on the owner's behalf
 
@@ -92,6 +93,20 @@ def watching(model: nn.Module, found: list[Watched], seen: Seen) -> Iterator[Non
     finally:
         tensor.register_hook, saving.__enter__ = register, enter
         del tensor.grad_fn
+
+
+@contextlib.contextmanager
+def as_if_not_traced() -> Iterator[None]:
+    """While it lasts, the owner's code that asks whether it is compiled or exported is told that it is not, and goes the way that it goes in eager
+    PyTorch. torch's own code is told the truth."""
+
+    def denied(function: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: function() and sys._getframe(1).f_code.co_filename.startswith(NOT_THE_OWNERS)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("is_compiling", "is_exporting"):
+            stack.enter_context(patch.object(torch.compiler, name, denied(getattr(torch.compiler, name))))
+        yield
 
 
 class _WatchedNode:
