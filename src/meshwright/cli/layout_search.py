@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> Result:
 
 def _write_plan(args: argparse.Namespace, found: LayoutFindings, graph: OpGraph, fabric: Fabric, cost: Cost) -> tuple[dict[str, Any], str]:
     """The plan of the fastest layout that can be run; what keeps faster ones from it."""
-    from ..drive.plans import write_plan
+    from ..drive.plans import cost_of, write_plan
     from ..drive.training.found_layout import best_runnable, not_runnable, plan_found
 
     chosen = best_runnable(found)
@@ -132,7 +132,8 @@ def _write_plan(args: argparse.Namespace, found: LayoutFindings, graph: OpGraph,
     assert plan.prediction is not None
     name, why = chosen.candidate.layout.name, not_runnable(found, found.found.best)
     row = {"file": str(args.out), "layout": name, "search_time_s": chosen.time_s, "time_s": plan.prediction.time_s, "best_not_runnable": list(why)}
-    lines = [f"{args.out}: {name}, checked; {plan.prediction.time_s:.6g} s a step as lowered ({cost.dtype}), {chosen.time_s:.6g} s by the search"]
+    time_s, dtype = plan.prediction.time_s, cost_of(plan).dtype
+    lines = [f"{args.out}: {name}, checked; {time_s:.6g} s a step as lowered ({dtype}), {chosen.time_s:.6g} s by the search"]
     lines += [f"  the best layout cannot be run: {x}" for x in why]
     return row, "\n".join(lines)
 

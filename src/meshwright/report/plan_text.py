@@ -76,6 +76,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         *([("schedule", _schedule_line(plan))] if layout.pipeline > 1 else []),
         *([("sharding", _sharding_line(plan))] if layout.data > 1 or len(layout.placement) > 1 else []),
         ("compress", str(plan.decisions.get("compress", {}).get("why", ""))),
+        ("precision", _precision(plan)),
         ("recompute", _recompute(plan.decisions.get("recompute"))),
         *((_said(k), _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
         ("step", f"{_bound_line(plan)}"),
@@ -90,6 +91,15 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
     ]
     text = "\n".join(_wrapped(name, value) for name, value in rows if value)
     return text + (f"\nplan written to {written}" if written else "")
+
+
+def _precision(plan: Plan) -> str:
+    """Where it is the layout's own."""
+    if plan.layout is None or not (p := plan.layout.precision):
+        return ""
+    state = p.state
+    each = f"weight {state.weight:g}, gradient {state.gradient:g} (sent in {state.message:g}), optimizer {state.optimizer:g}"
+    return f"{p.dtype}, values of {p.value_bytes:g} B; bytes per parameter: {each}"
 
 
 def _tables(said: Mapping[str, Any]) -> str:

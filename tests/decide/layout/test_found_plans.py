@@ -151,7 +151,7 @@ def test_the_layer_table_orders_degrees_and_leaves_the_rest_out(graph: OpGraph, 
     assert by_layer_table(lambda b: at_batch(graph, b), NET, assumed_cost(NET), 8, []) == ({}, None)
     asked: list[list[Degrees]] = []
 
-    def recorded(*args: object) -> tuple[dict[Degrees, float], None]:
+    def recorded(*args: object, **_: object) -> tuple[dict[Degrees, float], None]:
         asked.append(list(args[-1]))  # type: ignore[call-overload]
         return {d: float(i) for i, d in enumerate(asked[-1])}, None
 

@@ -12,7 +12,7 @@ from meshwright.check import check_plan
 from meshwright.cli.frame import main
 from meshwright.cost import assumed_cost
 from meshwright.drive import plans as drive
-from meshwright.drive.training.step_end import in_precision
+from meshwright.drive.training.step_end import at_peak_of
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import Infeasible, UnknownName, Unsupported, UsageError
@@ -77,9 +77,9 @@ def test_autocast_is_captured_and_priced_in_its_precision():
     assert check_plan(made).ok and "bfloat16" in {v.dtype for v in made.layout.values}
     job = Training(model=MODEL, global_batch=8, recipe=Recipe(precision="bf16-autocast"))
     fabric = drive.read_fabric("dgx-a100:1")
-    assert in_precision(assumed_cost(fabric), job, fabric).dtype == "bf16"
+    assert at_peak_of(assumed_cost(fabric), job, fabric).dtype == "bf16"
     older = replace(fabric, devices=tuple(replace(d, flops={"fp32": 10**13}) for d in fabric.devices))
-    assert in_precision(assumed_cost(older), job, older).dtype == "fp32"
+    assert at_peak_of(assumed_cost(older), job, older).dtype == "fp32"
     with pytest.raises(UnknownName, match="no precision 'int4'"):
         planned(graph=False, precision="int4")
 

@@ -95,7 +95,7 @@ def sizes(context: Context) -> tuple[dict[Degrees, int], dict[Degrees, int]]:
 def table_order(context: Context, degrees: list[Degrees]) -> tuple[dict[Degrees, float], LayoutFindings | None]:
     """Seconds by the layer table; nothing where it has no answer."""
     precision = context.wish(PrecisionWanted).precision or FULL
-    return by_layer_table(context.evaluator.graph_at, context.fabric, context.cost, context.job.global_batch, degrees, precision)
+    return by_layer_table(context.evaluator.graph_at, context.fabric, context.cost, context.job.global_batch, degrees, precision=precision)
 
 
 def by_layer_table(
