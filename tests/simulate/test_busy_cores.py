@@ -41,7 +41,7 @@ def work(flops: int, size_bytes: int) -> Work:
 
 
 def test_two_cores_slow_each_other_down_while_both_are_busy() -> None:
-    """a: 1 s in memory, then 0.5 s of computing. b: 0.25 s in memory. By hand: both at half speed till 0.5 s, when b ends and a has done 0.25 s; then a
+    """a: 1 s in memory, then 0.5 s of computing. b: 0.25 s in memory. By hand: both at half speed till 0.5 s, when b ends, a with 0.25 s done; then a
     alone, till 1.25 and 1.75 s."""
     program = beside([["long", "sums"], ["short"]])
     table = {"long|F": Priced(1.0), "sums|F": Priced(0.5), "short|F": Priced(0.25)}
