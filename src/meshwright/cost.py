@@ -69,11 +69,24 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     source: str = "analytic roofline"
 
     def roofline(self, work: Work, device: Device) -> Priced:
-        flops = device.flops.get(self.dtype, self.default_flops) * self.flops_efficiency
-        rate = (device.memory_bandwidth_Bps or self.default_memory_Bps) * self.memory_efficiency
-        share = device.cpu_share or 1.0
-        time_s = max(work.flops / flops, (work.bytes_read + work.bytes_written) / rate) + work.calls * self.per_call_s
-        return Priced(time_s / share, self.evidence)
+        return Priced(self._roofline_s(work, device) / (device.cpu_share or 1.0), self.evidence)
+
+    def _roofline_s(self, work: Work, device: Device, compute: float = 1.0, memory: float = 1.0) -> float:
+        """On a core that computes and reaches memory at these speeds, of those of one core alone."""
+        flops = device.flops.get(self.dtype, self.default_flops) * self.flops_efficiency * compute
+        rate = (device.memory_bandwidth_Bps or self.default_memory_Bps) * self.memory_efficiency * memory
+        return max(work.flops / flops, (work.bytes_read + work.bytes_written) / rate) + work.calls * self.per_call_s / compute
+
+    def busy_speeds(self, work: Work | None, device: Device) -> tuple[float, ...]:
+        """How fast each of 1, 2, ... busy cores of the device's machine does this work, by one core alone: the roofline under both of its
+        `cpu_speeds`. Work that is not known computes."""
+        compute, memory = (device.cpu_speeds.get(kind, (1.0,)) for kind in ("compute", "memory"))
+        busy = range(max(len(compute), len(memory)))
+        pairs = [(compute[min(k, len(compute) - 1)], memory[min(k, len(memory) - 1)]) for k in busy]
+        alone_s = self._roofline_s(work, device) if work is not None else 0.0
+        if work is None or alone_s <= 0.0:
+            return tuple(c for c, _ in pairs)
+        return tuple(alone_s / self._roofline_s(work, device, c, m) for c, m in pairs)
 
     def price(self, key: str, work: Work | None, device: Device) -> Priced:
         """The table's price for `key` if there is one, else the roofline of `work` (zero work costs nothing)."""

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link, Provenance, Switch
-from meshwright.io.fabric.document import DTYPES, fabric_document, fabric_from_document
+from meshwright.io.fabric.document import DTYPES, SPEEDS, fabric_document, fabric_from_document
 from meshwright.io.fabric.toml import fabric_toml, parse_fabric_toml, read_fabric_json, read_fabric_toml
 from meshwright.testing.fabrics import fabrics
 
 HEAD = 'schema = "meshwright.fabric"\nversion = 1\nname = "f"\n'
+CORES = HEAD + '[[devices]]\nname = "a"\ncpu_speeds = '
 TWO = HEAD + '[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n'
 
 # ---- round trips -------------------------------------------------------------------------------------------------------
@@ -22,6 +23,7 @@ text = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "), max_
 names = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters=",[]"), min_size=1, max_size=12)
 valid_names = names.filter(lambda x: not x.startswith("-") and not x.replace("-", "").isdecimal() and not any(c.isspace() for c in x))
 big = st.integers(0, 9 * 10**18)
+speeds = st.lists(st.floats(1e-4, 1), max_size=3)
 
 
 @st.composite
@@ -46,7 +48,8 @@ def odd_fabrics(draw):
             cpu_share=draw(st.floats(0, 1)),
             cpu_overrun_s=draw(st.floats(0, 1)),
             cpu_stretch=draw(st.floats(1, 8)),
-            cpu_cores=draw(st.floats(0, 64)),
+            cpu_cores=(cores := draw(st.floats(0, 64))),
+            cpu_speeds={k: (1.0, *draw(speeds)) for k in draw(st.lists(st.sampled_from(SPEEDS), unique=True))} if cores else {},
             watts=draw(st.floats(0, 1e5)),
         )
         for x in unique[:cut]
@@ -168,6 +171,16 @@ WRONG = [
     (HEAD + '[[devices]]\nname = "a"\nkind = "tpu"', "devices[0].kind: must be 'gpu' or 'cpu', got 'tpu'"),
     (HEAD + '[[devices]]\nname = "a"\ncpu_share = 1.5', "devices[0].cpu_share: must be between 0 and 1, got 1.5"),
     (HEAD + '[[devices]]\nname = "a"\ncpu_share = nan', "devices[0].cpu_share: must be finite, got nan"),
+    (CORES + "{ memory = [1.0, 0.5] }", "devices[0].cpu_speeds: are of the cores of a machine"),
+    (CORES + "{ disk = [1.0] }\ncpu_cores = 2", "devices[0].cpu_speeds"),
+    (CORES + "7\ncpu_cores = 2", "devices[0].cpu_speeds"),
+    (CORES + "{ memory = 0.5 }\ncpu_cores = 2", "devices[0].cpu_speeds.memory: must be a list of 1 to"),
+    (CORES + "{ memory = [] }\ncpu_cores = 2", "devices[0].cpu_speeds.memory: must be a list of 1 to"),
+    (CORES + "{ memory = [0.9] }\ncpu_cores = 2", "devices[0].cpu_speeds.memory: must begin with 1"),
+    (CORES + "{ memory = [1.0, 0.0] }\ncpu_cores = 2", "devices[0].cpu_speeds.memory: must begin with 1, the speed of one alone, and none may be"),
+    (CORES + "{ compute = [1.0, 1.5] }\ncpu_cores = 2", "devices[0].cpu_speeds.compute[1]: must be between 0 and 1, got 1.5"),
+    (CORES + "{ compute = [1.0, nan] }\ncpu_cores = 2", "devices[0].cpu_speeds.compute[1]: must be finite"),
+    (CORES + "{ compute = [true] }\ncpu_cores = 2", "devices[0].cpu_speeds.compute[0]: must be a number"),
     (HEAD + '[[devices]]\nname = "a"\ncpu_stretch = 0.5', "devices[0].cpu_stretch: must be at least 1, got 0.5"),
     (HEAD + '[[devices]]\nname = "a"\nmemory_bytes = -1', "devices[0].memory_bytes: must be >= 0, got -1"),
     (HEAD + '[[devices]]\nname = "a"\nmemory = "80"', "devices[0].memory: unknown unit ''"),

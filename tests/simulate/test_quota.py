@@ -232,24 +232,27 @@ def test_a_step_under_quotas_is_as_long_as_steps_are_in_the_mean(work_s: float, 
 
 
 def shared_by_hand(
-    works: list[list[Fraction]], gates: list[list[Fraction]], quotas: list[Fraction], period: Fraction, late: Fraction, cores: int
-) -> list[Fraction]:
-    """When each rank's last piece of work ends; rank r's piece i is there from gates[r][i] on. From moment to moment at which anything may change."""
+    works: list[list[Fraction]], gates: list[list[Fraction]], quotas: list[Fraction], period: Fraction, late: Fraction, cores: int,
+    speeds: list[list[Fraction]],
+) -> list[Fraction]:  # fmt: skip
+    """When each rank's last piece of work ends; rank r's piece i is there from gates[r][i] on. From moment to moment at which anything may change.
+    `speeds`: by rank, of a core's work while 1, 2, ... run; a quota counts the core's time."""
     ranks, now = range(len(works)), Fraction(0)
     at, rest, left, going = [0] * len(works), [w[0] for w in works], list(quotas), [True] * len(works)
     ends = [Fraction(0)] * len(works)
     while any(a < len(w) for a, w in zip(at, works, strict=True)):
         there = [at[r] < len(works[r]) and gates[r][at[r]] <= now for r in ranks]
         runs = [there[r] and left[r] > (-late if going[r] else 0) for r in ranks]
-        speed = min(Fraction(1), Fraction(cores, max(1, sum(runs))))
+        core = min(Fraction(1), Fraction(cores, max(1, sum(runs))))
+        speed = [s[min(max(1, sum(runs)), len(s)) - 1] for s in speeds]
         moments = [(now // period + 1) * period - now]
         moments += [gates[r][at[r]] - now for r in ranks if at[r] < len(works[r]) and not there[r]]
-        moments += [min(rest[r], left[r] + (late if going[r] else 0)) / speed for r in ranks if runs[r]]
+        moments += [min(rest[r] / speed[r], left[r] + (late if going[r] else 0)) / core for r in ranks if runs[r]]
         passed = min(moments)
         now += passed
         for r in ranks:
             if runs[r]:
-                rest[r], left[r] = rest[r] - passed * speed, left[r] - passed * speed
+                rest[r], left[r] = rest[r] - passed * core * speed[r], left[r] - passed * core
             going[r] = runs[r] and (rest[r] == 0 or left[r] > -late or now % period == 0)
             if now % period == 0:
                 left[r] = min(quotas[r], left[r] + quotas[r])
@@ -262,9 +265,12 @@ def shared_by_hand(
 @given(
     st.lists(st.lists(st.tuples(st.integers(1, 24), st.integers(0, 40)), min_size=1, max_size=4), min_size=2, max_size=5),
     st.sampled_from([1, 2, 3]), st.sampled_from([0, 1, 4]), st.lists(st.sampled_from([2, 5, 8, 15]), min_size=5, max_size=5),
+    st.sampled_from([[[4]], [[4], [4, 2]], [[4, 4, 2], [4, 2, 1]], [[4, 2, 2], [4, 4, 4], [4, 1, 1]]]),
 )  # fmt: skip
-def test_ranks_that_run_at_one_moment_share_the_cores(pieces: list[list[tuple[int, int]]], cores: int, late: int, quota: list[int]) -> None:
-    """Against counting in fractions: bursts with pauses, unlike quotas, on fewer cores than ranks."""
+def test_ranks_that_run_at_one_moment_share_the_cores(
+    pieces: list[list[tuple[int, int]]], cores: int, late: int, quota: list[int], fourths: list[list[int]]
+) -> None:
+    """Against counting in fractions: bursts with pauses, unlike quotas, on fewer cores than ranks, which slow each other down by kind of work."""
     works = [[Fraction(w, 64) for w, _ in rank] for rank in pieces]
     gates = [[Fraction(sum(gap for _, gap in rank[: i + 1]), 64) for i in range(len(rank))] for rank in pieces]
     ranks, period = len(pieces), Fraction(16, 64)
@@ -286,10 +292,16 @@ def test_ranks_that_run_at_one_moment_share_the_cores(pieces: list[list[tuple[in
     quotas = [Fraction(q, 64) for q in quota[:ranks]]
     numbers = [[*(float(q) for q in quotas), 0.0], [float(period)] * (ranks + 1), [late / 64] * (ranks + 1), [0.0] * (ranks + 1)]
     taken = np.array([True] * ranks + [False])
-    of = Processors(taken, *(np.array(x) for x in numbers), np.full(ranks + 1, -1), 0.0, 0.0, taken, float(cores))
+    rows = np.array([r % len(fourths) for r in range(ranks + 1)])
+    most = max(map(len, fourths))
+    table = np.array([[*x, *[x[-1]] * (most - len(x))] for x in fourths]) / 4
+    actor = program.lanes.actor[program.lane_of_step()]
+    curve = table, rows[actor], rows
+    of = Processors(taken, *(np.array(x) for x in numbers), np.full(ranks + 1, -1), 0.0, 0.0, taken, float(cores), *curve)
     tables, messages = program_tables(program, durations, program.message_bytes(), program.channels.depth, of)
     network = link_tables(compile_network(program, fabric, ["a"] * (ranks + 1)))
     state = make_state(tables, network, messages, record=False)
     run(tables, network, state, False)
-    expected = shared_by_hand(works, gates, quotas, period, Fraction(late, 64), cores)
+    speeds = [[Fraction(x, 4) for x in fourths[r % len(fourths)]] for r in range(ranks)]
+    expected = shared_by_hand(works, gates, quotas, period, Fraction(late, 64), cores, speeds)
     assert state.step["last_end"][[number[x] for x in last]].tolist() == pytest.approx([float(x) for x in expected], abs=1e-9)

@@ -76,7 +76,7 @@ class ProgramSpeeds:
         found: list[Any] = []
         for i in index:
             d = fabric.devices[i]
-            quota = (d.cpu_share, d.cpu_period_s, d.cpu_overrun_s, d.cpu_stretch, d.cpu_cores)
+            quota = (d.cpu_share, d.cpu_period_s, d.cpu_overrun_s, d.cpu_stretch, d.cpu_cores, tuple(sorted(d.cpu_speeds.items())))
             found.append((d.memory_bandwidth_Bps, tuple(sorted(d.flops.items())), *quota, d.sm))
         kinds: list[Any] = []
         for a in index:

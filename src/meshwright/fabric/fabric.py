@@ -43,6 +43,8 @@ class Device:
     cpu_overrun_s: float = 0.0  # that it runs on past its quota until the kernel notices; the next periods pay for it
     cpu_stretch: float = 1.0  # seconds per second of its processor time while it runs, where other programs use its core too
     cpu_cores: float = 0.0  # of the machine that all devices with this figure are on: while more of them run, they share these; 0 = a core of its own
+    # By kind of work, `compute` and `memory`: how fast each of 1, 2, ... busy cores of that machine is, by one alone; beyond the last as the last.
+    cpu_speeds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     sm: int = 0  # ten times the compute capability of an NVIDIA GPU, 90 = Hopper; 0 = unknown
     runs: Mapping[str, int] = field(default_factory=dict)
     watts: float = 0.0  # drawn while it computes, above what it draws when idle; 0 = unknown

@@ -134,7 +134,7 @@ def _servers(fabric: Fabric) -> dict[str, tuple[int, ...]]:
 
 
 def _signature(d: Device) -> tuple[object, ...]:
-    quota = (d.cpu_share, d.cpu_period_s, d.cpu_overrun_s, d.cpu_stretch, d.cpu_cores)
+    quota = (d.cpu_share, d.cpu_period_s, d.cpu_overrun_s, d.cpu_stretch, d.cpu_cores, tuple(sorted(d.cpu_speeds.items())))
     return (d.kind, d.memory_bytes, d.memory_bandwidth_Bps, tuple(sorted(d.flops.items())), *quota, d.sm)
 
 

@@ -7,8 +7,9 @@ Every step of any kind: `transport.per_step_s`.
 
 A device with a quota (`cpu_share`, `cpu_period_s`) uses up its share at once, and `cpu_overrun_s` more until the kernel notices; then it stands still
 until the periods' shares have paid for that. While it runs, `cpu_stretch` of its processor time passes, and more while devices of one machine that
-run are more than its cores (`cpu_cores`). Where a rank is one thread (`Cost.thread`), what it computes and copies takes turns. All this is the
-engine's (`tables.Processors`), whose durations are then seconds of the processor: `on_processors` takes the share out of them.
+run are more than its cores (`cpu_cores`), or, by `cpu_speeds`, while more of them run than one. Where a rank is one thread (`Cost.thread`), what it
+computes and copies takes turns. All this is the engine's (`tables.Processors`), whose durations are then seconds of the processor: `on_processors`
+takes the share out of them.
 """
 
 from __future__ import annotations
@@ -57,15 +58,18 @@ def durations(
 
 
 def on_processors(
-    program: Program, cost: Cost | None, fabric: Fabric, placement: Sequence[str], time_s: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], Processors | None]:
+    program: Program, cost: Cost | None, fabric: Fabric, placement: Sequence[str], time_s: NDArray[np.float64],
+    works: Mapping[str, Work] | None = None,
+) -> tuple[NDArray[np.float64], Processors | None]:  # fmt: skip
     """(durations in seconds of the processor where an actor has one, the processors or None if nobody has)."""
     if cost is None or program.switches:
         return time_s, None
     devices = [_device(fabric, placement, r) for r in range(program.ranks)]
     shares = np.array([d.cpu_share if d.cpu_period_s > 0 and 0 < d.cpu_share < 1 else 0.0 for d in devices])
+    cores = np.array([d.cpu_cores for d in devices])
+    curved = np.array([bool(d.cpu_speeds) for d in devices]) & (cores > 0)
     thread = cost.thread
-    taken = (shares > 0) | bool(thread)
+    taken = (shares > 0) | bool(thread) | curved
     if not taken.any():
         return time_s, None
     names = ("cpu_period_s", "cpu_overrun_s", "cpu_stretch")
@@ -77,11 +81,33 @@ def on_processors(
     spent_s = _message_cpu_s(program, cost.transport) + cost.transport.per_step_s * (cost.table_share or of_step)
     time_s = np.where((program.steps.kind == Kind.TRANSFER) & (of_step < 1.0), spent_s, time_s * of_step)
     time_s = time_s * stretch[program.lanes.actor[program.lane_of_step()]]
-    cores = np.array([d.cpu_cores for d in devices])
-    pooled = (shares > 0) & (cores > 0)
+    pooled = ((shares > 0) & (cores > 0)) | curved
     shared = float(cores[pooled].min(initial=np.inf)) if pooled.any() else 0.0
     quota_s, overrun_s = shares * period_s * stretch, overrun_s * stretch
-    return time_s, Processors(taken, quota_s, period_s, overrun_s, begin_s, waits_in, thread.begin_wait_s, thread.sum_cpu_s, pooled, shared)
+    speeds = _busy_speeds(program, cost, devices, works or {}) if curved.any() else ()
+    return time_s, Processors(
+        taken, quota_s, period_s, overrun_s, begin_s, waits_in, thread.begin_wait_s, thread.sum_cpu_s, pooled, shared, *speeds
+    )
+
+
+def _busy_speeds(
+    program: Program, cost: Cost, devices: Sequence[Device], works: Mapping[str, Work]
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """(`speeds`, `work_row`, `copy_row`) of `Processors`: copies of messages are work in memory."""
+    rows: dict[tuple[float, ...], int] = {}
+
+    def row(speeds: tuple[float, ...]) -> int:
+        return rows.setdefault(speeds, len(rows))
+
+    copy_row = np.array([row(d.cpu_speeds.get("memory", (1.0,))) for d in devices], np.int64)
+    actor = program.lanes.actor[program.lane_of_step()].astype(np.int64)
+    work_row = copy_row[actor]
+    computes = np.flatnonzero(program.steps.kind == Kind.COMPUTE)
+    pair, which = np.unique(actor[computes] * len(program.ops) + program.steps.op[computes], return_inverse=True)
+    keys = [(int(x) // len(program.ops), _key(program.ops, int(x) % len(program.ops), cost, works)) for x in pair]
+    work_row[computes] = np.array([row(cost.busy_speeds(works.get(key), devices[at])) for at, key in keys], np.int64)[which]
+    most = max(map(len, rows))
+    return np.array([[*x, *[x[-1]] * (most - len(x))] for x in rows]), work_row, copy_row
 
 
 def _first_of(program: Program, keys: Sequence[str]) -> NDArray[np.int64]:

@@ -3,7 +3,8 @@
 A processor serves what lanes ask for, first come, first served. A send's work (`post`) is served alike, but its message does not wait for it. Under a
 quota it runs until `left` is used up, and `overrun` more if it was running already; then it stands still. At `refill` it gets `quota` again, of which
 what was overdrawn is taken off. Processors of the pool run on `cores` cores: while k of them run, each gets min(1, cores / k) of one, as from the
-kernel's fair scheduler over a few of its slices.
+kernel's fair scheduler over a few of its slices. Busy cores share memory and caches too: a core does its kind of work at `speeds` of one alone, so a
+second of its time, which a quota counts, is less than one of work.
 
 A processor has one event at most, in the heap's slot `first_slot + processor`: the end of its work, of what it may use, or of its period. When one
 of the pool begins or stops, the events of the others that run are put anew. The slot behind the last processor is the moment that steps of
@@ -26,17 +27,24 @@ _STILL, _RUNS, _PARKED = 0, 1, 2
 
 
 @inlined
-def _rate(t, s):  # type: ignore[no-untyped-def]
-    """Seconds of work per second of each processor of the pool that runs."""
-    return 1.0 if t.cores <= 0.0 or s.pool[0] <= t.cores else t.cores / s.pool[0]
+def _speed(t, s, p, k):  # type: ignore[no-untyped-def]
+    """Seconds of its work that a processor does per second of its time while `k` of the pool run."""
+    return t.speeds[s.processor[p].row, min(max(k, 1), t.speeds.shape[1]) - 1] if t.pooled[p] else 1.0
 
 
 @inlined
-def _spend(t, s, p, spent_s):  # type: ignore[no-untyped-def]
+def _rate(t, s, p, k):  # type: ignore[no-untyped-def]
+    """Seconds of its work per second."""
+    speed = _speed(t, s, p, k)
+    return speed if not t.pooled[p] or t.cores <= 0.0 or k <= t.cores else speed * (t.cores / k)
+
+
+@inlined
+def _spend(t, s, p, spent_s, speed):  # type: ignore[no-untyped-def]
     s.processor[p].rest -= spent_s
     s.processor[p].part -= spent_s
     if t.quota[p] > 0.0:
-        s.processor[p].left -= spent_s
+        s.processor[p].left -= spent_s / speed
 
 
 @inlined
@@ -51,17 +59,23 @@ def _plan(t, s, first_slot, p, now, rate):  # type: ignore[no-untyped-def]
 @called
 def _set_running(t, s, first_slot, p, runs, now):  # type: ignore[no-untyped-def]
     """Note that `p` runs now or no longer; the others of the pool get other shares of the cores then."""
-    before = _rate(t, s)
     was, s.processor[p].state = s.processor[p].state == _RUNS, runs
     if not t.pooled[p] or was == (runs == _RUNS):
         return
+    before = s.pool[0]
     s.pool[0] += 1 if runs == _RUNS else -1
-    after = _rate(t, s)
-    if after != before:
-        for other in range(len(t.quota)):
-            if other != p and t.pooled[other] and s.processor[other].state == _RUNS:
-                _spend(t, s, other, min(s.processor[other].part, (now - s.processor[other].since) * before))
-                _plan(t, s, first_slot, other, now, after)
+    after = s.pool[0]
+    if t.speeds.shape[1] == 1 and (t.cores <= 0.0 or max(before, after) <= t.cores):
+        return
+    for other in range(len(t.quota)):
+        if other != p and t.pooled[other] and s.processor[other].state == _RUNS:
+            rate = _rate(t, s, other, before)
+            if _rate(t, s, other, after) != rate:
+                _spend(t, s, other, min(s.processor[other].part, (now - s.processor[other].since) * rate), _speed(t, s, other, before))
+                if t.quota[other] > 0.0 and t.speeds.shape[1] > 1:
+                    may_s = max(0.0, s.processor[other].left + t.overrun[other])
+                    s.processor[other].part = min(may_s * _speed(t, s, other, after), s.processor[other].rest)
+                _plan(t, s, first_slot, other, now, _rate(t, s, other, after))
 
 
 @called
@@ -90,9 +104,9 @@ def _go_on(t, s, first_slot, p, now, running, record):  # type: ignore[no-untype
             if t.kind[step] == 0:
                 s.instance[instance].start = now
     s.processor[p].begun = 1
-    s.processor[p].part = min(may_s, s.processor[p].rest)
     _set_running(t, s, first_slot, p, np.int64(_RUNS), now)
-    _plan(t, s, first_slot, p, now, _rate(t, s) if t.pooled[p] else 1.0)
+    s.processor[p].part = min(may_s * _speed(t, s, p, s.pool[0]), s.processor[p].rest)
+    _plan(t, s, first_slot, p, now, _rate(t, s, p, s.pool[0]))
 
 
 @inlined
@@ -100,10 +114,12 @@ def _take(t, s, first_slot, p, now, running, record):  # type: ignore[no-untyped
     """Serve what was asked for next, if anything was."""
     lane = np.int64(s.processor[p].first)
     s.processor[p].begun = 0
+    s.processor[p].row = t.copy_row[p]
     if lane >= 0 and s.lane[lane].before > 0.0:
         s.processor[p].head, s.processor[p].rest, s.lane[lane].before = _SEND, s.lane[lane].before, 0.0
     elif lane >= 0:
         s.processor[p].head, s.processor[p].rest, s.processor[p].first = lane, t.duration[s.lane[lane].at], s.lane[lane].next_waiting
+        s.processor[p].row = t.work_row[s.lane[lane].at]
     elif s.processor[p].posted > 0.0:
         s.processor[p].head, s.processor[p].rest, s.processor[p].posted = _SEND, s.processor[p].posted, 0.0
     else:
@@ -178,9 +194,10 @@ def processor_event(t, s, first_slot, p, now, record):  # type: ignore[no-untype
     if s.processor[p].state != _RUNS:
         _go_on(t, s, first_slot, p, now, False, record)
         return np.int64(-1)
-    rate = _rate(t, s) if t.pooled[p] else 1.0
+    rate = _rate(t, s, p, s.pool[0])
     ends = s.processor[p].since + s.processor[p].part / rate <= s.processor[p].refill
-    _spend(t, s, p, s.processor[p].part if ends else min(s.processor[p].part, (now - s.processor[p].since) * rate))
+    spent_s = s.processor[p].part if ends else min(s.processor[p].part, (now - s.processor[p].since) * rate)
+    _spend(t, s, p, spent_s, _speed(t, s, p, s.pool[0]))
     if s.processor[p].rest > 0.0:
         _go_on(t, s, first_slot, p, now, now >= s.processor[p].refill, record)
         return np.int64(-1)

@@ -68,7 +68,7 @@ def simulate_program(
     p = inlined.program
     links = compile_network(p, fabric, placement, mode=network, segment_bytes=segment_bytes)
     time_s = _durations(p, fabric, placement, cost, durations_s, works)
-    time_s, processors = on_processors(p, cost if durations_s is None else None, fabric, placement, time_s)
+    time_s, processors = on_processors(p, cost if durations_s is None else None, fabric, placement, time_s, works)
     tables, messages = program_tables(p, time_s, _message_bytes(p, sizes), _depths(p, depth), processors)
     links_t = link_tables(links)
     state = make_state(tables, links_t, messages, record=record)

@@ -64,6 +64,9 @@ class ProgramTables(NamedTuple):
     begin_sum: float  # seconds of such a processor that it spends once it has begun, and that no step waits for
     pooled: I32  # 1 where a processor runs on the `cores` that all of these share
     cores: float  # 0 = as many as run
+    speeds: F64  # [kind of work, k - 1]: of a processor's work of that kind while k of the pool run, by one alone; beyond the last as the last
+    work_row: I32  # per step: its kind of work
+    copy_row: I32  # per processor: that of what sends post
 
 
 class LinkTables(NamedTuple):
@@ -112,11 +115,12 @@ LINK = np.dtype(
 INSTANCE = np.dtype([("start", "f8"), ("middle", "f8"), ("local_end", "f8"), ("send", "f8"), ("end", "f8"), ("behind", "i8")], align=True)
 # A processor (`processors`): free from when; seconds `left` of the quota, below 0 where it is overdrawn, until it is filled at `refill`. Of what
 # it serves: the `rest`, the `part` that it may run for, `since` when, `begun` or not. What sends have `posted` behind the `final` one that asked; the
-# instance asked for last; the lane that is served (`head`, below 0 none), the `first` that waits, -1 none; `opens`: before its first step.
+# instance asked for last; the lane that is served (`head`, below 0 none), the `first` that waits, -1 none; `opens`: before its first step; the
+# `row` of speeds of what is served.
 PROCESSOR = np.dtype(
     [
         ("free", "f8"), ("left", "f8"), ("refill", "f8"), ("rest", "f8"), ("part", "f8"), ("since", "f8"), ("posted", "f8"), ("last", "i8"),
-        ("head", "i4"), ("first", "i4"), ("final", "i4"), ("state", "i4"), ("begun", "i4"), ("opens", "i4"),
+        ("head", "i4"), ("first", "i4"), ("final", "i4"), ("state", "i4"), ("begun", "i4"), ("opens", "i4"), ("row", "i4"),
     ], align=True,
 )  # fmt: skip
 Records = NDArray[Any]  # of one of the dtypes above
@@ -198,6 +202,9 @@ class Processors(NamedTuple):
     begin_sum_s: float
     pooled: NDArray[np.bool_]
     cores: float
+    speeds: F64 | None = None  # none: cores do not slow each other down
+    work_row: I64 | None = None
+    copy_row: I64 | None = None
 
 
 def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, processors: Processors | None = None) -> tuple[ProgramTables, I64]:
@@ -222,13 +229,15 @@ def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, pr
         _c32(la.start), _c32(la.end), _c32(la.repeat), _c32(np.where(la.unit >= 0, unit.reshape(-1), -1)), _c32(s.kind),
         np.ascontiguousarray(durations_s, np.float64), np.ascontiguousarray(size_bytes, np.float64), in_ptr, in_channel, out_ptr, out_channel,
         _c32(s.after_ptr), _c32(s.after_step), _c32(s.after_lag), _c32(repeat), record_at, np.ascontiguousarray(depth, np.int64), sender, len(unique),
-        _c32(of_lane), *((*(none,) * 4, _c32(none), 0.0, 0.0, _c32(none), 0.0) if processors is None else _of_processors(processors)),
+        _c32(of_lane), *_of_processors(processors or Processors(none > 0, *(none,) * 5, 0.0, 0.0, none > 0, 0.0), len(s)),
     )  # fmt: skip
     return tables, messages
 
 
-def _of_processors(of: Processors) -> tuple[Any, ...]:
-    return *of[1:5], _c32(of.waits_in), float(of.begin_wait_s), float(of.begin_sum_s), _c32(of.pooled), float(of.cores)
+def _of_processors(of: Processors, steps: int) -> tuple[Any, ...]:
+    speeds = np.ones((1, 1)) if of.speeds is None else np.ascontiguousarray(of.speeds, np.float64)
+    rows = [np.zeros(n) if row is None else row for row, n in ((of.work_row, steps), (of.copy_row, len(of.taken)))]
+    return *of[1:5], _c32(of.waits_in), float(of.begin_wait_s), float(of.begin_sum_s), _c32(of.pooled), float(of.cores), speeds, *map(_c32, rows)
 
 
 def link_tables(network: Network) -> LinkTables:

@@ -63,12 +63,23 @@ def test_sums_of_a_silent_step_are_what_the_rank_has_itself():
     silent = SilentRank(program, 0)
     silent.leave_sums(schedule)
     found = {}
+    last = torch.arange(8.0)
+    silent.transport.send(last, 1, 0)
+    direct = {step for step, receive in schedule.receives.items() if receive.direct}
     for step, receive in schedule.receives.items():
         tensor = torch.full((8,), 7.0)
         silent.transport.receive(tensor, 1, receive.tag)
         found[step] = tensor
     first = int(program.lanes.start[added.last.lane])
-    assert (found.pop(first) == 0).all() and (found.pop(first + 1) == 7).all(), "added: nothing; stored: what was there"
+    assert (found.pop(first) == 0).all(), "added: nothing"
+    assert torch.equal(found.pop(first + 1), torch.full((8,), 7.0) if first + 1 in direct else last), "stored: what was there, or what was sent"
+    silent.transport.left.clear()
+    silent.transport.alike.add(77)
+    silent.transport.send(last, 1, 0)
+    last.zero_()
+    silent.transport.receive(other_place := torch.full((8,), 7.0), 1, 77)
+    silent.transport.receive(longer := torch.full((9,), 7.0), 1, 77)
+    assert torch.equal(other_place, torch.arange(8.0)) and not longer.any(), "as it was when it was sent; nothing was sent of that length"
     assert len(found) == 1 and all(0 < float(x.abs().max()) < 0.1 for x in found.values()), "a value that it has not is small random numbers"
 
 

@@ -24,6 +24,8 @@ MAX_SWITCHES = 65_536  # four for each device
 MAX_LINKS = 1_048_576  # 64 for each device
 MAX_RATES = 1024  # kinds of tasks of one device
 MAX_WATTS = 1e9
+SPEEDS = ("compute", "memory")  # kinds of work of which cores slow each other down unlike
+MIN_SPEED = 1e-4  # of a core beside others: less is a mistake
 MAX_SM = 999  # of compute capabilities, times ten
 MAX_LATENCY_S = 3600.0  # an hour: more is a mistake of the unit
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8", "int4")
@@ -60,6 +62,8 @@ def _device_entry(device: Device) -> dict[str, Any]:
         entry["flops"] = dict(device.flops)
     if "runs" in entry:
         entry["runs"] = dict(device.runs)
+    if "cpu_speeds" in entry:
+        entry["cpu_speeds"] = {kind: list(speeds) for kind, speeds in device.cpu_speeds.items()}
     return entry
 
 
@@ -139,6 +143,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
     if stretch < 1:
         raise entry.error("cpu_stretch", f"must be at least 1, got {stretch:g}: no device takes less than its processor time")
     cores = entry.number("cpu_cores", 0.0, most=MAX_DEVICES)
+    speeds = _speeds(entry, cores)
     sm, watts = entry.integer("sm", 0, least=0, most=MAX_SM), entry.number("watts", 0.0, most=MAX_WATTS)
     entry.done()
     names = [f"{name}{i}" for i in range(count)] if array else [name]
@@ -155,12 +160,33 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
             cpu_overrun_s=overrun,
             cpu_stretch=stretch,
             cpu_cores=cores,
+            cpu_speeds=dict(speeds),
             sm=sm,
             runs=dict(runs),
             watts=watts,
         )
         for x in names
     ]
+
+
+def _speeds(entry: Table, cores: float) -> dict[str, tuple[float, ...]]:
+    present = entry.has("cpu_speeds")
+    given = entry.take("cpu_speeds")
+    if not present:
+        return {}
+    if not cores:
+        raise entry.error("cpu_speeds", "are of the cores of a machine", hint="say how many it has in `cpu_cores`")
+    table, found = Table(given, entry.where, f"{entry.path}.cpu_speeds"), dict[str, tuple[float, ...]]()
+    for kind in SPEEDS:
+        values = table.take(kind) if table.has(kind) else [1.0]
+        if not isinstance(values, list) or not 1 <= len(values) <= MAX_DEVICES:
+            raise table.error(kind, f"must be a list of 1 to {MAX_DEVICES:,} speeds", hint="of 1, 2, ... busy cores, by that of one alone")
+        speeds = [Table({f"{kind}[{i}]": x}, entry.where, table.path).number(f"{kind}[{i}]", most=1.0) for i, x in enumerate(values)]
+        if speeds[0] != 1.0 or min(speeds) < MIN_SPEED:
+            raise table.error(kind, f"must begin with 1, the speed of one alone, and none may be below {MIN_SPEED:g}")
+        found |= {kind: tuple(speeds)} if kind in given else {}
+    table.done()
+    return found
 
 
 def _rates(entry: Table, field: str) -> dict[str, int]:

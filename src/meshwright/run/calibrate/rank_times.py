@@ -60,7 +60,7 @@ class Work(Protocol):
 class SilentTransport:
     """Messages that are not sent and arrive `wait_s` after they are waited for: a thread that sleeps finds its caches used by others, as in a run.
     `filled`: moments by `now` before and after their contents were made, by turns. Messages of the tags in `zeros` are zeros, of those in `left` what
-    is in place already."""
+    is in place already, of those in `alike` what was sent last of the same length."""
 
     grouped = False
 
@@ -69,16 +69,22 @@ class SilentTransport:
         self.pattern = (torch.randn(PATTERN_NUMEL, generator=torch.Generator().manual_seed(0)) * PATTERN_SCALE).to(device)
         self.now = now
         self.filled: list[float] = []
-        self.zeros, self.left = set[int](), set[int]()
+        self.zeros, self.left, self.alike = set[int](), set[int](), set[int]()
+        self.sent: dict[int, torch.Tensor] = {}
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
-        return None
+        if self.alike:
+            begin = self.now()
+            self.sent[tensor.numel()] = tensor.detach().clone()
+            self.filled += (begin, self.now())
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> bool:
         """True: there is something to wait for."""
         begin = self.now()
         flat = tensor.detach().reshape(-1)
-        if tag in self.zeros:
+        if tag in self.alike and flat.numel() in self.sent:
+            flat.copy_(self.sent[flat.numel()].reshape(-1))
+        elif tag in self.zeros or tag in self.alike:
             flat.zero_()
         elif tag not in self.left:
             for start in range(0, flat.numel(), PATTERN_NUMEL):
@@ -120,8 +126,9 @@ class SilentRank:
         given = {int(s.src_buffer[step]) for step in schedule.sends if int(s.parts[step]) & Part.READ}
         for step, receive in schedule.receives.items():
             stores, adds = bool(int(s.parts[step]) & Part.STORE), bool(int(s.parts[step]) & Part.ADD)
-            if int(s.dst_buffer[step] if stores else s.src_buffer[step]) in given and (adds or receive.direct):
-                (self.transport.zeros if adds else self.transport.left).add(receive.tag)
+            if int(s.dst_buffer[step] if stores else s.src_buffer[step]) in given:
+                of = self.transport
+                (of.zeros if adds else of.left if receive.direct else of.alike).add(receive.tag)
 
     def measure(
         self, run: Callable[[], object], *, begin: Callable[[int], object] = lambda step: None, repeats: int = 3, warmup: int = 1,

@@ -117,8 +117,8 @@ def _transport(ring: PatternTimes, pacing: Pacing, add_s_per_byte: float, own: L
     spent_s = ring.cpu_line.alpha_s / share if pacing.mode == "quota" else min(own.alpha_s, ring.cpu_line.alpha_s)
     per_message = min(spent_s, ring.line.alpha_s) / 2
     return Transport(
-        per_message_s=per_message, per_byte_s=add_s_per_byte / 4 + own.beta_s_per_byte / 2, evidence="measured", cpu_per_message_s=ring.cpu_line.alpha_s / 2,
-        cpu_per_byte_s=ring.cpu_line.beta_s_per_byte / 2,
+        per_message_s=per_message, per_byte_s=add_s_per_byte / 4 + own.beta_s_per_byte / 2, evidence="measured",
+        cpu_per_message_s=ring.cpu_line.alpha_s / 2, cpu_per_byte_s=ring.cpu_line.beta_s_per_byte / 2,
     )  # fmt: skip
 
 

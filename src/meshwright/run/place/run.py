@@ -149,7 +149,7 @@ def _real(plan: Plan, lab: Any) -> Fabric:
     if missing := [d.name for d in fabric.devices if d.name not in there.actor_of]:
         raise RunError(f"lab {lab.name} has no device {missing[0]}", where="--lab", hint="build the lab from the fabric that the plan was made for")
     shares = {d.name: d for d in there.devices}
-    names = ("cpu_share", "cpu_period_s", "cpu_overrun_s", "cpu_stretch", "cpu_cores")
+    names = ("cpu_share", "cpu_period_s", "cpu_overrun_s", "cpu_stretch", "cpu_cores", "cpu_speeds")
     devices = tuple(replace(d, **{n: getattr(shares[d.name], n) for n in names}) for d in fabric.devices)
     rates = {(x.src, x.dst): x for x in there.links}
     links = tuple(replace(x, **({"rate_Bps": y.rate_Bps, "burst_bytes": y.burst_bytes} if (y := rates.get((x.src, x.dst))) else {}))
