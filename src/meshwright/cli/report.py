@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..kernels.garbage import few_collections
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-check", action="store_true", help="do not check the plan first; the page then says so")
 
 
+@few_collections()
 def run(args: argparse.Namespace) -> Result:
     from ..drive.plans import check_plan, fabric_of, read_plan
     from ..errors import UsageError

@@ -51,10 +51,10 @@ class Table:
         self._asked.add(field)
         return self._values.pop(field, None)
 
-    def rest(self) -> tuple[tuple[str, type, Any], ...] | None:
+    def rest(self) -> tuple[Any, ...] | None:
         """What nobody has taken yet, as a key: equal for equal fields of equal types. None where a value is a list or a table."""
-        found = tuple((field, type(value), value) for field, value in self._values.items())
-        return None if any(kind in (list, dict) for _, kind, _ in found) else found
+        values, kinds = tuple(self._values.values()), tuple(map(type, self._values.values()))
+        return None if list in kinds or dict in kinds else (*self._values, *kinds, *values)
 
     def done(self) -> None:
         if self._values:
@@ -136,9 +136,9 @@ class Table:
             yield Table(entry, self.where, f"{self.path}.{field}[{index}]" if self.path else f"{field}[{index}]")
 
     def _required(self, field: str, default: Any) -> Any:
-        if self.has(field):
-            return self.take(field)
         self._asked.add(field)
+        if field in self._values:
+            return self._values.pop(field)
         if default is None:
             raise self.error(field, "is missing", hint="docs/formats.md has an example of each kind of file")
         return default

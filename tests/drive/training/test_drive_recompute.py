@@ -137,3 +137,28 @@ def test_it_is_explained_and_exported() -> None:
     assert 'mode = "full"' in export_layout(made, "torchtitan-toml").text
     assert any("run again" in x for x in export_layout(made, "deepspeed").not_expressed)
     assert "recompute" not in export_layout(plan("none"), "megatron").text
+
+
+def test_nothing_more_is_recomputed_of_what_is_too_slow_already() -> None:
+    tried = list[int]()
+
+    class Stages:
+        name = "optimal"
+
+        def saving(self, need: dict[int, int]) -> dict[int, int]:
+            return {0: need[0]}
+
+        def apply(self, chosen: dict[int, int]) -> int:
+            return chosen[0]
+
+    def evaluate(choice: int, policy: Policy) -> SimpleNamespace:
+        tried.append(choice)
+        over = max(0, 25 - choice)
+        return SimpleNamespace(timeline=1, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=float(choice))
+
+    layout = SimpleNamespace(coordinates=lambda rank: (0, 0, 0), hosted=lambda pipeline: ((0, 0),))
+    first = SimpleNamespace(timeline=1, policy=Policy(), excess_bytes=10, over_bytes=(10,), layout=layout)
+    for limit_s, asked in ((float("inf"), [10, 25]), (11.0, [10, 25]), (10.0, [10])):
+        tried.clear()
+        found = with_recomputation("auto", first, Stages(), evaluate, limit_s)  # type: ignore[arg-type]
+        assert tried == asked and (found[-1].excess_bytes == 0) == (len(asked) > 1)

@@ -14,6 +14,8 @@ from meshwright.cost import assumed_cost
 from meshwright.drive.pipeline.pipelines import make_strategy
 from meshwright.drive.plans import cost_of, fabric_of, read_fabric
 from meshwright.drive.training.collective_choice import CollectivesWanted
+from meshwright.drive.training.context import SearchBudget
+from meshwright.drive.training.evaluate import Evaluator
 from meshwright.drive.training.pipeline import PipelineWanted, schedule_asked
 from meshwright.drive.training.schedules import layout_problem
 from meshwright.drive.training.training import plan_training
@@ -22,6 +24,7 @@ from meshwright.errors import FormatError, Infeasible, UsageError
 from meshwright.explain.breakdown import breakdown, simulated
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.job import Training
+from meshwright.plan.plan import Plan
 from meshwright.report.plan_text import plan_document, plan_text
 
 MODEL = "tests/run/schedule_models.py:net"
@@ -152,3 +155,35 @@ def test_plan_files_with_impossible_placements_are_refused(changes, message):
     wrong = replace(plan, layout=msgspec.structs.replace(plan.layout, **changes))
     with pytest.raises(FormatError, match=message):
         plan_from_bytes(plan_bytes(wrong))
+
+
+def chosen_with(budget: SearchBudget | None = None) -> Plan:
+    fabric = read_fabric("laptop:4")
+    wishes = (LayoutWanted(microbatch=1, data=2, tensor=1, pipeline=2), CollectivesWanted("ring"), PipelineWanted(name="auto"))
+    cost = msgspec.structs.replace(assumed_cost(fabric), per_call_s=1e-3)  # computation, not messages, is what takes time
+    return plan_training(Training(model=MODEL, global_batch=8), fabric, cost, graph=graph(), wishes=wishes, budget=budget)
+
+
+def test_schedules_of_large_programs_are_chosen_by_one_rank_of_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, folded = list[bool](), list[bool]()
+
+    def counted(seen: list[bool], name: str) -> None:
+        monkeypatch.setattr(Evaluator, name, lambda self, *a, made=getattr(Evaluator, name), **k: (seen.append(True), made(self, *a, **k))[1])
+
+    counted(whole, "_lowered")
+    counted(folded, "_scouted")
+    plain = chosen_with()
+    assert not folded
+    asked = len(whole)
+    whole.clear()
+    monkeypatch.setattr("meshwright.drive.training.evaluate.MAX_SMALL_STEPS", 0)
+    scouted = chosen_with()
+    assert scouted.decisions["pipeline"]["strategy"] == plain.decisions["pipeline"]["strategy"] != "onefoneb"
+    assert scouted.prediction == plain.prediction and scouted.programs.keys() == plain.programs.keys()
+    assert len(folded) > 1 and len(whole) < asked
+
+
+def test_schedules_are_tried_only_within_their_work() -> None:
+    plan = chosen_with(SearchBudget(work_s=1e-6))
+    left_out = [a for a in plan.alternatives if a.why == "not simulated: the work for schedules is done"]
+    assert plan.decisions["pipeline"]["options"]["asked"] == "auto" and len(left_out) > 2

@@ -26,7 +26,7 @@ from ...plan.plan import TrainingLayout
 from .collectives import CollectivePlanner
 from .copies import copies_of_hot_experts
 from .evaluate import Evaluator
-from .evaluated import Evaluated
+from .evaluated import Evaluated, fastest
 from .placements import placements_of
 from .program_sizes import MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .step_end import refusing_cuts, statistics_of, step_end
@@ -37,6 +37,8 @@ __all__ = ["MAX_WORK_S", "TIME_LIMIT_S", "Context", "Decision", "Found", "Looks"
 W = TypeVar("W")
 # Counted work of the layout search, in seconds of a quiet core: README's job counts 4; programs of 300,000 steps are judged in 4 layouts.
 MAX_WORK_S = 20.0
+# Scouts that are judged by all their ranks and micro-batches, fastest first, until one of these is still the fastest.
+MAX_WRITTEN_OUT = 4
 # The net by the clock under it: thirty times as long, so that a busy machine still finishes what is counted.
 TIME_LIMIT_S = 600.0
 
@@ -137,8 +139,9 @@ class Decision:
     def variants(self, candidate: LayoutCandidate, placement: tuple[str, ...], context: Context) -> Iterable[LayoutCandidate]:
         return ()
 
-    def fitted(self, found: list[Evaluated], context: Context) -> list[Evaluated]:
-        """`found`: the candidate as it is first, and what decisions before this one made of it; returns all that count."""
+    def fitted(self, found: list[Evaluated], context: Context, limit_s: float) -> list[Evaluated]:
+        """`found`: the candidate as it is first, and what decisions before this one made of it; returns all that count. Nobody needs a longer step
+        than `limit_s`."""
         return found
 
     def choose(self, found: Found, context: Context) -> Found:
@@ -233,10 +236,31 @@ class Context:
         return iter([("as given", fixed)]) if fixed else placements_of(layout, self.fabric, self.orders)
 
     def judge(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, limit_s: float = float("inf")) -> list[Evaluated]:
-        """The candidate as it is and as decisions make it, so that it fits; of a large one only where it takes less than `limit_s` as it is."""
+        """The candidate as it is and as decisions make it, so that it fits; of a large one only while it takes less than `limit_s`."""
         found = [self.evaluator.evaluate(candidate, placement, name)]
-        if found[0].time_s >= limit_s and self.is_large(candidate):  # what makes a layout fit makes no step shorter
+        limit_s = limit_s if self.is_large(candidate) else float("inf")
+        if found[0].time_s >= limit_s:  # what makes a layout fit makes no step shorter
             return found
         for decision in self.made:
-            found = decision.fitted(found, self)
+            found = decision.fitted(found, self, limit_s)
         return found
+
+    def scouting(self) -> Context:
+        """The same, with large programs judged by one rank of every stage where that tells: `written_out` judges the fastest by all of them."""
+        return replace(self, evaluator=replace(self.evaluator, scouting=True))
+
+    def written_out(
+        self, judged: list[Evaluated], then: Callable[[Evaluated], tuple[Any, ...]], counts: Callable[[Evaluated], bool] = lambda _: True
+    ) -> Evaluated | None:
+        """The fastest that fits and counts, by all its ranks and micro-batches where these can be written out: in `judged` it takes the place of its
+        scout. Of equally fast ones the least by `then`."""
+
+        def scouts(e: Evaluated) -> bool:
+            return e.folded and not self.evaluator.is_folded(e.layout)
+
+        for _ in range(MAX_WRITTEN_OUT):
+            first = fastest(filter(counts, judged), then)
+            if first is None or not scouts(first):
+                break
+            judged[next(i for i, e in enumerate(judged) if e is first)] = self.evaluator.again(first)
+        return fastest((e for e in judged if counts(e) and not scouts(e)), then)

@@ -139,7 +139,7 @@ class Evaluator:
         """Of a large model, one rank of every stage where already its simulated peak is more than there is: whoever makes it fit asks for no more.
         None where it may fit, or its ranks are not alike."""
         limits = self._limits(placement)
-        small = len(graph.nodes) <= MAX_SMALL_OPERATORS or self.prices is not None or candidate.orders
+        small = len(graph.nodes) <= MAX_SMALL_OPERATORS or self.prices is not None
         if candidate.layout is None or small or not all(limits) or not _scouted_by_one(candidate):
             return None
         scout = self._scouted(candidate, graph, placement, name, policy)
@@ -246,9 +246,9 @@ class Evaluator:
 
 
 def _scouted_by_one(candidate: LayoutCandidate) -> bool:
-    """Whether one rank of every stage, and few micro-batches, tell of a layout that may be written out."""
+    """Whether one rank of every stage, and under 1F1B few micro-batches, tell of a layout that may be written out."""
     layout = candidate.layout
-    return layout is not None and not candidate.orders and not layout.zero_level and not why_not_folded(layout)
+    return layout is not None and not layout.zero_level and not why_not_folded(layout)
 
 
 def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:

@@ -24,7 +24,7 @@ from ...plan.context import EXCHANGES, exchange_of
 from ...plan.experts import GSHARD
 from .context import Context, Decision, Found, Looks
 from .copies import copies_entry
-from .evaluated import Evaluated, fastest
+from .evaluated import Evaluated
 from .order import Refusal
 from .program_sizes import MAX_PROGRAM_STEPS, expected_steps
 from .routing import routing_range
@@ -36,8 +36,6 @@ __all__ = ["Layout"]
 MAX_SIZES_PER_DEGREES = 2
 # Candidates simulated in one search, however much counted work is left.
 MAX_SIMULATED = 40
-# Scouts that are judged by all their ranks and micro-batches, fastest first, until one of these is still the fastest.
-MAX_WRITTEN_OUT = 4
 # Candidates whose closed form is so many times the fastest simulated step are left out.
 MAX_TIMES_FASTEST = 4.0
 
@@ -47,9 +45,9 @@ class Layout(Decision):
     name = "layout"
 
     def choose(self, found: Found, context: Context) -> Found:
-        search = _Search(replace(context, evaluator=replace(context.evaluator, scouting=True)))
+        search = _Search(context.scouting())
         looks = search.run()
-        best = _written_out(search.judged, context)
+        best = context.written_out(search.judged, lambda e: (e.candidate.degrees, e.candidate.division, e.placement_name))
         return replace(found, best=best, judged=search.judged).noted(self.name, search.refusal.left_out).cut(self.name, looks.budget.cut)
 
     def entries(self, found: Found, context: Context) -> dict[str, Any]:
@@ -155,23 +153,6 @@ class _Search:
                     self.fastest_s, innermost().best = e.time_s, f"{e.candidate.what}, {show_time(e.time_s)} a step"
             if any(e.folded and not e.lone_sums for e in found):
                 return
-
-
-def _written_out(judged: list[Evaluated], context: Context) -> Evaluated | None:
-    """The fastest that fits, by all its ranks and micro-batches where these can be written out: in `judged` it takes the place of its scout."""
-
-    def best(some: list[Evaluated]) -> Evaluated | None:
-        return fastest(some, lambda e: (e.candidate.degrees, e.candidate.division, e.placement_name))
-
-    def scouts(e: Evaluated) -> bool:
-        return e.folded and not context.evaluator.is_folded(e.layout)
-
-    for _ in range(MAX_WRITTEN_OUT):
-        first = best(judged)
-        if first is None or not scouts(first):
-            break
-        judged[next(i for i, e in enumerate(judged) if e is first)] = context.evaluator.again(first)
-    return best([e for e in judged if not scouts(e)])
 
 
 def _behind(c: LayoutCandidate) -> str:

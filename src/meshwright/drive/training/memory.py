@@ -38,13 +38,14 @@ class Memory(Decision):
             hint = "give steps, e.g. probe.steps.stages.StageSource"
             raise UsageError("plans of whole stages need the stages' step graphs", where="recompute", hint=hint)
 
-    def fitted(self, found: list[Evaluated], context: Context) -> list[Evaluated]:
+    def fitted(self, found: list[Evaluated], context: Context, limit_s: float) -> list[Evaluated]:
         first, steps = found[0], context.wish(MemoryWanted).steps
         if steps is None or first.timeline is None or first.fits or context.wish(RecomputeWanted).policy not in ("auto", "optimal", "steps"):
             return found
         try:
             whole = StageSteps(first.layout, steps, orders=first.candidate.orders, room_bytes=first.room_bytes())
-            return found + with_recomputation("steps", first, whole, lambda layout, chosen: context.evaluator.again(first, layout, chosen))[1:]
+            again = context.evaluator.again
+            return found + with_recomputation("steps", first, whole, lambda layout, chosen: again(first, layout, chosen), limit_s)[1:]
         except Unsupported:  # a segment that no planned step can run
             return found
 

@@ -26,7 +26,7 @@ from ...errors import Infeasible, MeshwrightError, Unsupported, UsageError
 from ...plan.plan import Plan
 from ..pipeline.pipelines import Wanted, default_candidates, make_strategy, schedule_label
 from .context import Context, Decision, Found, Looks
-from .evaluated import Evaluated, fastest
+from .evaluated import Evaluated
 from .placements import placements_of
 from .schedules import actions_of, layout_problem, scheduled
 from .sharding import ShardingWanted, as_wanted
@@ -145,6 +145,7 @@ def _why(best: Evaluated, judged: list[Evaluated]) -> str:
 class _Chooser:
     def __init__(self, context: Context, wanted: PipelineWanted, judged: list[Evaluated], *, plain: bool = False) -> None:
         self.context, self.wanted, self.judged, self.plain = context, wanted, judged, plain
+        self.scouts = context.scouting()
         self.sharding = context.wish(ShardingWanted)
         self.refused: list[MeshwrightError] = []
         self.made: list[Evaluated] = []
@@ -164,7 +165,7 @@ class _Chooser:
         self.looks = Looks(len(bases), self.context.budget.work_s / 2)
         for base in bases:
             self.looks.at(partial(self.try_all if auto else self.try_asked, base))
-        made = self.made
+        before, made = {id(e) for e in self.judged}, self.made  # ids of what is kept in `judged`
         self.judged += made
         if not made and self.refused and not auto:
             first = self.refused[0]
@@ -172,8 +173,11 @@ class _Chooser:
                 f"{self.wanted.name}: {first.message}", where="--pipeline", hint=first.hint,
                 data={"schedule": self.wanted.name, "reasons": [x.message for x in self.refused[:32]]},
             )  # fmt: skip
-        found = [e for e in made if as_wanted(e, self.sharding)] + ([best] if best is not None and auto else [])
-        return fastest(found, lambda e: (e.candidate.schedule, e.candidate.degrees, e.placement_name))
+
+        def counts(e: Evaluated) -> bool:
+            return (auto and e is best) or (id(e) not in before and as_wanted(e, self.sharding))
+
+        return self.context.written_out(self.judged, lambda e: (e.candidate.schedule, e.candidate.degrees, e.placement_name), counts)
 
     def bases(self) -> list[Evaluated]:
         """Layouts with a pipeline, once per degrees, sharding, and whether work is divided equally: those that fit with 1F1B first, then by time."""
@@ -202,11 +206,14 @@ class _Chooser:
     def try_each(self, base: Evaluated, planned: list[tuple[LayoutCandidate, int]]) -> None:
         for candidate, _ in planned:
             assert candidate.layout is not None
+            if self.looks.spent:
+                self.made.append(Evaluated(candidate=candidate, why="not simulated: the work for schedules is done"))
+                continue
             name, placement = (base.placement_name, base.placement) if base.placement else next(placements_of(candidate.layout, self.context.fabric))
             lazy = self.lazily.get(_key(candidate)) if candidate.sharding.copied else None
             for c in (candidate, lazy):
                 limit = min((e.time_s for e in (*self.judged, *self.made) if e.fits), default=float("inf"))
-                self.made += self.context.judge(c, placement, name, limit) if c is not None else []
+                self.made += self.scouts.judge(c, placement, name, limit) if c is not None else []
 
     def planned(self, base: Evaluated, wanted: list[Wanted]) -> list[tuple[LayoutCandidate, int]]:
         """(candidate, most bytes that a device keeps) of the schedules that exist for the base, fastest by the planners' clock first."""

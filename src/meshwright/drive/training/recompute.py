@@ -57,13 +57,13 @@ class RecomputeWanted:
 class Recompute(Decision):
     name = "recompute"
 
-    def fitted(self, found: list[Evaluated], context: Context) -> list[Evaluated]:
+    def fitted(self, found: list[Evaluated], context: Context, limit_s: float) -> list[Evaluated]:
         first, policy, judge = found[0], context.wish(RecomputeWanted).policy, context.evaluator
         if first.timeline is None or policy in ("none", "steps") or (policy in ("auto", "optimal") and first.excess_bytes <= 0):
             return found
         graph, flight = judge.graph_for(first.layout), peaks_in_flight(first.layout, first.candidate.orders)
         stages = StageRecompute(graph, first.layout, context.cost, context.fabric.device(first.placement[0]), judge.frontiers, flight)
-        return with_recomputation(policy, first, stages, lambda layout, chosen: judge.again(first, layout, chosen))
+        return with_recomputation(policy, first, stages, lambda layout, chosen: judge.again(first, layout, chosen), limit_s)
 
     def entries(self, found: Found, context: Context) -> dict[str, Any]:
         """What every stage recomputes: fewer bytes kept per micro-batch, seconds of running calls again, how far that is from the linear bound."""
@@ -124,9 +124,11 @@ class StageRecompute:
 
 
 def with_recomputation(
-    policy: str, first: Evaluated, stages: StageRecompute | StageSteps, evaluate: Callable[[TrainingLayout, Policy], Evaluated]
-) -> list[Evaluated]:
-    """`first` keeps everything; returns what the policy makes of it, all that count as candidates."""
+    policy: str, first: Evaluated, stages: StageRecompute | StageSteps, evaluate: Callable[[TrainingLayout, Policy], Evaluated],
+    limit_s: float = float("inf"),
+) -> list[Evaluated]:  # fmt: skip
+    """`first` keeps everything; returns what the policy makes of it, all that count as candidates. Nothing more is recomputed of what takes `limit_s`
+    and does not fit yet: that makes no step shorter."""
     if policy == "none" or first.timeline is None or (policy in ("auto", "optimal", "steps") and first.excess_bytes <= 0):
         return [first]
     if policy in ("selective", "full") and isinstance(stages, StageRecompute):
@@ -157,7 +159,7 @@ def with_recomputation(
             break
         if best is first or made.excess_bytes < best.excess_bytes:
             best = made
-        if made.excess_bytes <= 0:
+        if made.excess_bytes <= 0 or made.time_s >= limit_s:
             break
         few, found, more = need, made, 1
     if best.excess_bytes <= 0 and more > 1:

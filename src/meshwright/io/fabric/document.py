@@ -230,7 +230,7 @@ def _switch(entry: Table, taken: dict[str, str]) -> Switch:
 
 def _links(entry: Table, taken: dict[str, str], room: int, read: dict[Any, dict[str, Any]]) -> list[Link]:
     """`read`: facts by how they were written; most links of a fabric say the same but their ends."""
-    sources, targets = (_ends(entry, field, taken) for field in ("src", "dst"))
+    sources, targets = _ends(entry, "src", taken), _ends(entry, "dst", taken)
     said = entry.rest()
     facts = read.get(said)
     if facts is None:
@@ -280,9 +280,8 @@ def _link_facts(entry: Table) -> dict[str, Any]:
 def _ends(entry: Table, field: str, taken: dict[str, str]) -> list[str]:
     """One actor's name, or `name[0-3]` for name0 ... name3."""
     name = entry.text(field)
-    match = _RANGE.match(name)
     names = [name]
-    if match:
+    if name not in taken and (match := _RANGE.match(name)):  # names have no brackets
         first, last = int(match[2]), int(match[3])
         if not first <= last < first + MAX_SWITCHES:
             raise entry.error(field, f"is not a range of at most {MAX_SWITCHES} names: {name!r}")
