@@ -281,3 +281,24 @@ def test_questions_of_one_lane_against_others_compute_each_table_of_clocks_once(
         for of, lane in ((main, other), (other, main)):
             o.last_ancestor(o.base[of] + np.arange(o.length[of]), lane)
     assert 2 < len(made) <= len(o.lanes_of_block)
+
+
+def test_orders_asked_for_a_buffer_grow_with_its_writers_not_with_their_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gather's root has one buffer that a lane of every rank writes: 8,191 writers have 34 million pairs."""
+    n, asked = 400, []
+    b = ProgramBuilder(ranks=n, name="all to one")
+    into = b.buffer(0, chunks=n, chunk_bytes=1)
+    for r in range(1, n):
+        mine = b.buffer(r, chunks=1, chunk_bytes=1)
+        channel = b.channel(r, 0)
+        b.lane(r).send(channel, mine, 0, 1)
+        b.lane(0).recv(channel, into, r, 1)
+    real = order.Order.before
+
+    def before(self: order.Order, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        asked.append(len(x))
+        return real(self, x, y)
+
+    monkeypatch.setattr(order.Order, "before", before)
+    assert worst_order_memory(b.build()).peak_bytes == (n, *[1] * (n - 1))
+    assert sum(asked) <= 10 * n

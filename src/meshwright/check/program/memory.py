@@ -110,16 +110,16 @@ def _read_before_written(p: Program, order: Order, where: Addresses) -> set[int]
 
 
 def _extreme(order: Order, lane: list[int], nodes: set[int], *, first: bool) -> list[int]:
-    """Of some nodes those that no other one precedes (or follows). `lane`: of every node."""
-    best = {lane[v]: v for v in sorted(nodes, reverse=first)}  # one per lane suffices: the last that is named
-    # In a lane the earliest (latest) beats the rest; lanes are compared with each other by happens-before.
-    left = np.array(sorted(best.values()), dtype=np.int64)
-    if len(left) == 1:
-        return [int(left[0])]
-    i, j = np.repeat(left, len(left)), np.tile(left, len(left))
-    before = order.before(i, j).reshape(len(left), len(left))
-    beaten = before.any(axis=0) if first else before.any(axis=1)
-    return [int(v) for v in left[~beaten]]
+    """Of some nodes the one that precedes (or follows) all others; where none does, two of which neither does. `lane`: of every node."""
+    best = {lane[v]: v for v in sorted(nodes, reverse=first)}  # one per lane suffices: in a lane the earliest (latest) beats the rest
+    left = np.array([*best.values()], dtype=np.int64)
+    place = order.rank_in_order[left]
+    # What precedes all others comes first in every order: one candidate is compared with the others, not every pair.
+    lead = int(left[place.argmin() if first else place.argmax()])
+    others = left[left != lead]
+    leads = np.full_like(others, lead)
+    beaten = order.before(leads, others) if first else order.before(others, leads)
+    return [lead, *others[~beaten][:1].tolist()]
 
 
 def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
