@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest, choose_trees, rounded_capacities, smallest_stretch
+from meshwright.decide.collective.forestcoll.paths import gather_forest
 from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.decide.collective.trees.pack import Tree, lowered, pack_capacities
 from meshwright.errors import TimeLimit
@@ -162,3 +163,14 @@ def test_exchanges_make_trees_of_two_racks_low() -> None:
     k, stretch = choose_trees(graph, weight, worst_cut(graph, weight).ratio, trees=1, max_trees=1, deadline=NEVER)
     packed = pack_capacities(graph.nodes, rounded_capacities(graph, stretch), graph.ranks, dict.fromkeys(range(graph.ranks), k), graph.group)
     assert max(t.height for t in packed) > max(t.height for t in lowered(packed)) <= 3
+
+
+def test_paths_of_a_gather_keep_nothing_of_the_ranks_beside_them() -> None:
+    """Entries for all ranks in the path of each: 8,192 ranks had 134 million of them."""
+    fabric = load_fabric("dgx-h100:4")
+    graph = rate_graph(fabric, tuple(d.name for d in fabric.devices))
+    forest = gather_forest(graph, 0, [1] * graph.ranks, trees=None, max_trees=8, deadline=NEVER, turned=False)
+    assert len(forest.trees) >= graph.ranks - 1
+    for tree in forest.trees:
+        assert set(tree.parent) == set(tree.paths) == set(tree.order)
+        assert len(tree.order) <= 3

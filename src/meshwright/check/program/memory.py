@@ -22,7 +22,7 @@ from ...fabric.fabric import Fabric
 from ...program.program import Kind, Program, Space
 from ..verdict import Finding
 from .flow_kernel import maximum_flow
-from .order import Addresses, Ints, Order, accesses, messages
+from .order import Addresses, Bools, Ints, Order, accesses, messages
 from .staging import staging_bytes
 from .sweep import posted_ahead, swept_peaks
 
@@ -30,7 +30,6 @@ __all__ = ["WorstMemory", "check_memory", "worst_order_memory", "worst_order_pea
 
 MAX_FLOW_NODES = 60_000  # nodes of one actor's closure, for which an exact maximum flow is computed; beyond it an upper bound is given
 UNCUT_BYTES = 1 << 62  # room of an arc that no smallest cut contains; programs of so many bytes get an upper bound
-MAX_PAIRS = 1 << 20  # of nodes that are compared at once, so that memory stays bounded
 MIN_SWEPT_BUFFERS = 40_000  # buffers of a program from which on all actors get the bound of `memory_sweep` instead of a closure each
 
 
@@ -112,24 +111,32 @@ def _read_before_written(p: Program, order: Order, where: Addresses) -> set[int]
 
 
 def _extremes(order: Order, owner: Ints, node: Ints, owners: int, *, first: bool) -> list[list[int]]:
-    """Of every owner's nodes those that no other one of its own precedes (or follows), in rising order. Row k: a node of an owner."""
-    by = np.lexsort((node if first else -node, order.lane[node], owner))
+    """Of every owner's nodes the one that precedes (or follows) all others; where none does, two of which neither does. Row k: a node of an owner."""
+    place = order.rank_in_order[node] if first else -order.rank_in_order[node]
+    by = np.lexsort((place, order.lane[node], owner))
+    owner, node, place = owner[by], node[by], place[by]
+    # In a lane the earliest (latest) beats the rest. What precedes all others comes first in every order, so one candidate of an owner is compared
+    # with the others, not every pair.
+    leads = _first_of_each(owner, order.lane[node])
+    owner, node, place = owner[leads], node[leads], place[leads]
+    by = np.lexsort((place, owner))
     owner, node = owner[by], node[by]
-    # In a lane the earliest (latest) beats the rest; lanes are compared with each other by happens-before.
-    lane, leads = order.lane[node], np.ones(len(node), bool)
-    leads[1:] = (owner[1:] != owner[:-1]) | (lane[1:] != lane[:-1])
-    owner, node = owner[leads], node[leads]
-    count = np.bincount(owner, minlength=owners)
-    begin, beaten = np.cumsum(count) - count, np.zeros(len(node), bool)
-    rows = np.flatnonzero(count[owner] > 1)
-    pairs = np.cumsum(count[owner[rows]])
-    for some in np.split(rows, np.flatnonzero(np.diff(pairs // MAX_PAIRS)) + 1):
-        rivals = count[owner[some]]
-        i = np.repeat(some, rivals)
-        j = np.repeat(begin[owner[some]] - (np.cumsum(rivals) - rivals), rivals) + np.arange(len(i))
-        beaten[i[order.before(node[j], node[i]) if first else order.before(node[i], node[j])]] = True
-    left, until = node[~beaten].tolist(), np.cumsum(np.bincount(owner[~beaten], minlength=owners)).tolist()
-    return [left[x:y] for x, y in zip([0, *until], until, strict=False)]
+    leads = _first_of_each(owner)
+    lead, others = np.repeat(node[leads], np.diff(np.append(np.flatnonzero(leads), len(node))))[~leads], node[~leads]
+    beaten = order.before(lead, others) if first else order.before(others, lead)
+    found: list[list[int]] = [[] for _ in range(owners)]
+    for k, v in zip(owner[leads].tolist(), node[leads].tolist(), strict=True):
+        found[k].append(v)
+    for k, v in zip(owner[~leads][~beaten].tolist(), others[~beaten].tolist(), strict=True):
+        found[k][1:] = [v]
+    return found
+
+
+def _first_of_each(*keys: Ints) -> Bools:
+    """Rows that differ from the row before in one of the sorted keys."""
+    new = np.ones(len(keys[0]), bool)
+    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return new
 
 
 def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:

@@ -254,7 +254,7 @@ def _counted(problem: CollectiveProblem, trees: TreeSet) -> int:
     if problem.op in ("scatter", "gather"):
         return block_steps(trees)
     parts, _ = parts_of(problem, trees, single=trees.form != "channels")
-    return tree_steps(parts, len(problem.ranks))
+    return tree_steps(parts)
 
 
 def _bound(problem: CollectiveProblem) -> Bound:

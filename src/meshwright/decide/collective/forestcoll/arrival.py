@@ -158,7 +158,7 @@ class _Table:
         spare = _spare(forest, trees, seconds)
         rows = max(map(len, spare), default=0)
         self.forest, self.trees = forest, trees
-        self.paths: list[tuple[Path, ...]] = [tree.paths for tree in trees]
+        self.paths: list[tuple[Path, ...]] = [tree.every_path for tree in trees]
         self.paths += [tuple(column[i] if i < len(column) else () for column in spare) for i in range(rows)]
         known = {path: _halves(path, seconds) for path in dict.fromkeys(path for row in self.paths for path in row)}
         self.parent = np.array([[path[0] if path else -1 for path in row] for row in self.paths], np.int32)
@@ -198,7 +198,7 @@ def _spare(forest: Forest, trees: list[Tree], seconds: HopTimes) -> list[list[Pa
     graph = forest.graph
     left = {arc: forest.stretch.numerator * rate // forest.stretch.denominator - forest.load.get(arc, 0) for arc, rate in graph.arcs.items()}
     known: dict[Path, None] = dict.fromkeys([arc for arc in graph.arcs if max(arc) < graph.ranks])
-    known.update(dict.fromkeys(path for tree in trees for path in tree.paths if path))
+    known.update(dict.fromkeys(path for tree in trees for path in tree.every_path if path))
     out: list[list[Path]] = [[] for _ in range(graph.ranks)]
     for path in sorted(known, key=lambda path: (seconds(path), path)):
         amount = min(MAX_SPARE_ENTRIES - len(out[path[-1]]), *(left[arc] for arc in pairwise(path)))

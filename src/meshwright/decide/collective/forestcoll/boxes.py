@@ -45,7 +45,7 @@ class Stock:
         for tree in sorted(trees, key=lambda t: -t.height):
             parent = tuple(members[p] if p >= 0 else -1 for p in tree.parent)
             order = tuple(members[v] for v in tree.order)
-            paths = tuple(tuple(members[v] for v in path) for path in tree.paths)
+            paths = tuple(tuple(members[v] for v in path) for path in tree.every_path)
             moved = BoxTree(members[tree.root], order, dict(zip(members, parent, strict=False)), dict(zip(members, paths, strict=False)))
             self.lists.setdefault(members[tree.root], []).append([tree.units, moved])
 

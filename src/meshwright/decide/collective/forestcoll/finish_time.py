@@ -34,7 +34,7 @@ def finish_s(forest: Forest, seconds: HopTimes, size_bytes: float) -> float:
 
 def _add_uses(uses: dict[tuple[int, int], list[tuple[float, float, float]]], tree: Tree, seconds: HopTimes) -> None:
     """(seconds until data reaches it, seconds from its first byte on the way to the last device below, units) of every link of the tree."""
-    hop = [seconds(path) if path else 0.0 for path in tree.paths]
+    hop = [seconds(path) if path else 0.0 for path in tree.every_path]
     at, below = [0.0] * len(hop), [0.0] * len(hop)
     for v in tree.order[1:]:
         at[v] = at[tree.parent[v]] + hop[v]

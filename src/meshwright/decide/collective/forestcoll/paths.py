@@ -41,7 +41,7 @@ def gather_forest(
         raise CheckFailed("the shares do not reach the root at the optimum", hint=DEFECT)
     flow = network.flows()
     out: dict[int, list[int]] = {}
-    for u, v in sorted(flow):
+    for u, v in sorted(flow, reverse=True):
         out.setdefault(u, []).append(v)
     found = []
     for r, w in enumerate(wanted):
@@ -60,7 +60,10 @@ def _path(flow: dict[Arc, int], out: dict[int, list[int]], start: int, end: int,
     path = [start]
     while path[-1] != end:
         here = path[-1]
-        there = next(v for v in out[here] if flow[here, v])
+        ways = out[here]
+        while not flow[here, ways[-1]]:  # flow only goes down: what is used up is not looked at again
+            ways.pop()
+        there = ways[-1]
         if there in path:  # a loop carries nothing to the root: without it the flow is still one
             loop = [*path[path.index(there) :], there]
             hops = list(pairwise(loop))
@@ -78,11 +81,11 @@ def _path(flow: dict[Arc, int], out: dict[int, list[int]], start: int, end: int,
 
 
 def _tree(path: Path, units: int, ranks: int, *, turned: bool) -> Tree:
-    """A chain of ranks with the switches between them as paths."""
+    """A chain of ranks with the switches between them as paths; of the other ranks, which are most of very many, nothing is kept."""
     nodes = path[::-1] if turned else path
     stops = [i for i, v in enumerate(nodes) if v < ranks]
-    parent, paths = [-1] * ranks, [()] * ranks  # type: list[int], list[Path]
+    parent, paths = {nodes[0]: -1}, {nodes[0]: ()}  # type: dict[int, int], dict[int, Path]
     for a, b in pairwise(stops):
         parent[nodes[b]], paths[nodes[b]] = nodes[a], nodes[a : b + 1]
-    return Tree(nodes[0], units, tuple(parent), tuple(nodes[i] for i in stops), tuple(paths))
+    return Tree(nodes[0], units, parent, tuple(nodes[i] for i in stops), paths)
 

@@ -62,7 +62,7 @@ class Prepared:
         """Parts of at most `quantum` units, and their steps for one piece where pieces are iterations."""
         if quantum not in self.cuts:
             parts = _cut(self.parts, quantum)
-            self.cuts[quantum] = parts, tree_steps(parts, self.ranks, fused=False)
+            self.cuts[quantum] = parts, tree_steps(parts, fused=False)
         return self.cuts[quantum]
 
     def quantum(self, most_steps: int) -> int:

@@ -45,7 +45,7 @@ def rotated_trees(graph: RateGraph, boxes: Boxes, k: int, capacities: Mapping[Ar
         trees = [_tree(graph, boxes, share, routes) for share in shares]
         used: dict[Arc, int] = {}
         for tree in trees:
-            for arc in (arc for path in tree.paths for arc in pairwise(path)):
+            for arc in (arc for path in tree.every_path for arc in pairwise(path)):
                 used[orbit[arc]] = used.get(orbit[arc], 0) + 1
         # All arcs of an orbit carry the same, by symmetry: uses by one rank's trees, times ranks, over the arcs of the orbit.
         if all(count * graph.ranks <= capacities.get(arc, 0) * size[arc] for arc, count in used.items()):

@@ -141,7 +141,7 @@ class Groups:
         for i, found in zip(numbers, trees, strict=True):
             group = problem.groups[i]
             wanted = max(wanted, choose_pieces(group, found.height, time_s, most=self.max_pieces, units=found.exact.units))
-            steps += tree_steps(merged(parts_of(found)), len(group.ranks))
+            steps += tree_steps(merged(parts_of(found)))
         most = (MAX_RUN_STEPS // 5 if unrolled else MAX_RUN_STEPS) // max(steps, 1)
         return int(1 << max(min(wanted, most), 1).bit_length() - 1)
 
@@ -236,8 +236,7 @@ def _programs(packed: PackingProblem, packing: Packing, deadline: Deadline) -> I
 
 def _lowered(group: CollectiveProblem, trees: DemandTrees, graph: RateGraph, pieces: int, most_steps: int, finer: int, *, unroll: bool) -> Program:
     parts, shards, units = shard_parts(group, trees, finer)
-    n = len(group.ranks)
-    parts = cut_parts(parts, smallest_quantum(parts, n, most_steps))
+    parts = cut_parts(parts, smallest_quantum(parts, most_steps))
     elements = -(-group.size_bytes // group.element_bytes)
     how = Lowering(
         fabric=group.fabric, ranks=group.ranks, names=tuple(graph.names[v] for v in trees.nodes), op=group.op, root=group.root, shards=shards,

@@ -70,15 +70,15 @@ class InNetwork:
         able = _able(problem, graph)
         packed = self._packed(problem, graph, able)
         trees = self._trees(packed, graph, deadline)
-        units, n = trees.exact.units, graph.ranks
+        units = trees.exact.units
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
         parts, shards, units_per_shard = shard_parts(problem, trees)
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
-        most, nodes = MAX_EXPLICIT_STEPS if self.unroll else MAX_RUN_STEPS, n + len(able)
-        quantum = self.quantum or smallest_quantum(parts, nodes, most // min(wanted, MIN_PIECES_LEFT))
+        most = MAX_EXPLICIT_STEPS if self.unroll else MAX_RUN_STEPS
+        quantum = self.quantum or smallest_quantum(parts, most // min(wanted, MIN_PIECES_LEFT))
         parts = cut_parts(parts, quantum)
-        pieces = self.pieces or 1 << max(min(wanted, most // tree_steps(parts, nodes)), 1).bit_length() - 1
-        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, nodes) <= MAX_EXPLICIT_STEPS
+        pieces = self.pieces or 1 << max(min(wanted, most // tree_steps(parts)), 1).bit_length() - 1
+        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts) <= MAX_EXPLICIT_STEPS
         depth = self.depth or min(MAX_DEPTH, pieces)
         elements = -(-problem.size_bytes // problem.element_bytes)
         how = InNetworkLowering(

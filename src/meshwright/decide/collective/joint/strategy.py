@@ -107,16 +107,16 @@ class Joint(CollectiveStrategy):
         graph, relay, packed, packing, trees, stuck = remember(problem.fabric, key, lambda: self._packed(problem, deadline))
         if trees is None:
             return self._sequential(problem, stuck, relay, rng)
-        units, ranks = trees.exact.units, graph.ranks
+        units = trees.exact.units
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
         most = MAX_TALL_RUN_STEPS if trees.height >= MIN_TALL_HEIGHT else MAX_RUN_STEPS
         most = MAX_EXPLICIT_STEPS if self.unroll else min(most, int(STEPS_PER_EFFORT_S * problem.budget_s))
         parts = merged(parts_of(trees))
-        quantum = self.quantum or smallest_quantum(parts, ranks, most // min(wanted, MIN_PIECES_LEFT))
+        quantum = self.quantum or smallest_quantum(parts, most // min(wanted, MIN_PIECES_LEFT))
         parts = cut_parts(parts, quantum)
-        pieces = self.pieces or 1 << max(min(wanted, most // tree_steps(parts, ranks)), 1).bit_length() - 1
-        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= MAX_EXPLICIT_STEPS
+        pieces = self.pieces or 1 << max(min(wanted, most // tree_steps(parts)), 1).bit_length() - 1
+        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts) <= MAX_EXPLICIT_STEPS
         depth = self.depth or min(MAX_DEPTH, pieces)
         elements = -(-problem.size_bytes // problem.element_bytes)
         how = Lowering(

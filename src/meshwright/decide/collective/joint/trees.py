@@ -47,7 +47,7 @@ class DemandTrees:
         out: dict[Arc, int] = {}
         for trees, turned in ((self.down, False), (self.up, True)):
             for tree in trees:
-                for path in tree.paths:
+                for path in tree.every_path:
                     for a, b in pairwise(path):
                         arc = (self.nodes[b], self.nodes[a]) if turned else (self.nodes[a], self.nodes[b])
                         out[arc] = out.get(arc, 0) + tree.units
@@ -176,9 +176,9 @@ def cut_parts(parts: Sequence[Part], quantum: int) -> list[Part]:
     return [replace(p, first=p.first + i, units=min(quantum, p.units - i)) for p in parts for i in range(0, p.units, quantum)]
 
 
-def smallest_quantum(parts: Sequence[Part], ranks: int, most_steps: int) -> int:
+def smallest_quantum(parts: Sequence[Part], most_steps: int) -> int:
     """The smallest power of two for `cut_parts` that keeps the program to `most_steps` per piece, or the largest part."""
     quantum, largest = 1, max(p.units for p in parts)
-    while quantum < largest and tree_steps(cut_parts(parts, quantum), ranks) > most_steps:
+    while quantum < largest and tree_steps(cut_parts(parts, quantum)) > most_steps:
         quantum *= 2
     return quantum

@@ -30,6 +30,7 @@ one in `pieces` times servers / `window`. Lanes take edges in the order of the t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -60,7 +61,7 @@ def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contrac
     return Contract(op=op, inputs=inputs, outputs=outputs, root=root if op in ("broadcast", "reduce", "scatter", "gather") else -1)
 
 
-def tree_steps(parts: Sequence[Part], ranks: int, *, fused: bool = True) -> int:
+def tree_steps(parts: Sequence[Part], *, fused: bool = True) -> int:
     """Steps for one piece of the program, before it is built."""
     known: dict[tuple[int, bool], int] = {}
     steps = 0
@@ -70,17 +71,10 @@ def tree_steps(parts: Sequence[Part], ranks: int, *, fused: bool = True) -> int:
                 continue
             key = id(tree), bool(own)
             if key not in known:
-                counts = _child_counts(tree, ranks)
-                known[key] = len(tree.order) + sum(max(0, c - 1) + own * (c > 1 and v != tree.root) for v, c in enumerate(counts))
+                counts = Counter(tree.parent[v] for v in tree.order[1:])
+                known[key] = len(tree.order) + sum(c - 1 + own * (c > 1 and v != tree.root) for v, c in counts.items())
             steps += known[key]
     return steps
-
-
-def _child_counts(tree: Tree, ranks: int) -> list[int]:
-    counts = [0] * ranks
-    for v in tree.order[1:]:
-        counts[tree.parent[v]] += 1
-    return counts
 
 
 def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
@@ -323,7 +317,7 @@ def _descend(
         src, dst = home.channel(tree.parent[v], v)
         channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v], src, dst))
     lanes = _Lanes(b, tree, how)
-    below_height, has = [0] * len(tree.parent), dict[int, list[StepRef]]()
+    below_height, has = dict.fromkeys(tree.order, 0), dict[int, list[StepRef]]()
     for v in reversed(tree.order[1:]):
         below_height[tree.parent[v]] = max(below_height[tree.parent[v]], below_height[v] + 1)
     for v in tree.order:

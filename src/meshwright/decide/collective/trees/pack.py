@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,13 +23,20 @@ Path = tuple[int, ...]  # nodes from the sender to the receiver, both included
 
 @dataclass(frozen=True)
 class Tree:
-    """`units` equal out-trees of `root`. `order`: ranks in the order they join; `paths[v]` from parent[v] to v (root: empty)."""
+    """`units` equal out-trees of `root`. `order`: ranks in the order they join; `paths[v]` from parent[v] to v (root: empty).
+
+    Parents and paths are of all ranks; of a tree that joins few of them, by rank of those only.
+    """
 
     root: int
     units: int
-    parent: tuple[int, ...]
+    parent: tuple[int, ...] | Mapping[int, int]
     order: tuple[int, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...] | Mapping[int, Path]
+
+    @property
+    def every_path(self) -> tuple[Path, ...]:
+        return self.paths if isinstance(self.paths, tuple) else tuple(self.paths.values())
 
     @property
     def depths(self) -> dict[int, int]:
@@ -46,11 +53,11 @@ class Tree:
 
 def merged(trees: Sequence[Tree]) -> tuple[Tree, ...]:
     """Equal trees counted together, in order of first appearance."""
-    units: dict[tuple[int, tuple[int, ...], tuple[int, ...], tuple[Path, ...]], int] = {}
+    units: dict[Tree, int] = {}
     for tree in trees:
-        key = tree.root, tree.parent, tree.order, tree.paths
-        units[key] = units.get(key, 0) + tree.units
-    return tuple(Tree(root, count, parent, order, paths) for (root, parent, order, paths), count in units.items())
+        one = replace(tree, units=1)
+        units[one] = units.get(one, 0) + tree.units
+    return tuple(replace(one, units=count) for one, count in units.items())
 
 
 def lowered(trees: Sequence[Tree]) -> tuple[Tree, ...]:
