@@ -305,3 +305,35 @@ def test_ranks_that_run_at_one_moment_share_the_cores(
     speeds = [[Fraction(x, 4) for x in fourths[r % len(fourths)]] for r in range(ranks)]
     expected = shared_by_hand(works, gates, quotas, period, Fraction(late, 64), cores, speeds)
     assert state.step["last_end"][[number[x] for x in last]].tolist() == pytest.approx([float(x) for x in expected], abs=1e-9)
+
+
+def shared_ends(works: list[float], cores: float) -> list[float]:
+    """Each gets min(1, cores / how many still work)."""
+    left, ends, now = dict(enumerate(works)), [0.0] * len(works), 0.0
+    while left:
+        rate, (first, work) = min(1.0, cores / len(left)), min(left.items(), key=lambda x: x[1])
+        now += work / rate
+        left = {i: w - work for i, w in left.items() if i != first}
+        ends[first] = now
+    return ends
+
+
+@pytest.mark.parametrize("cores", [0.0, 1.0, 1.5, 2.0, 4.0])
+@pytest.mark.parametrize("works", [[0.25, 0.25], [0.125, 0.375, 0.25], [0.5, 0.0625, 0.25, 0.125]])
+def test_devices_of_one_machine_share_its_cores(cores: float, works: list[float]) -> None:
+    """Bursts within their quotas; a device without this figure, or without a quota, has a core of its own."""
+    share, n = 0.5, len(works)
+    b = ProgramBuilder(ranks=n + 2, name="bursts")
+    for rank in range(n + 2):
+        b.lane(rank, unit=Unit.COMPUTE).compute(b.op(f"F{rank}", graph="g"))
+    all_works = [*works, 0.5, 0.75]
+    prices = {f"g|F{i}": Priced(w / share, "measured", w / share) for i, w in enumerate(all_works)}
+    cost = Cost(table=prices, table_share=share)
+    quota = {"cpu_share": share, "cpu_period_s": 2.0}
+    devices = [Device(name=f"d{i}", kind="cpu", cpu_cores=cores, **quota) for i in range(n)]
+    devices += [Device(name="own", kind="cpu", **quota), Device(name="free", kind="cpu", cpu_cores=cores)]
+    timeline = simulate_program(b.build(), Fabric(name="machine", devices=tuple(devices)), [d.name for d in devices], cost)
+    spans = timeline.spans
+    lasted = dict(zip(spans.rank.tolist(), (spans.end_s - spans.start_s).tolist(), strict=True))
+    wanted = [*shared_ends(works, cores or float(n)), 0.5, 0.75]  # without a quota as long as its processor works
+    assert [lasted[i] for i in range(n + 2)] == pytest.approx(wanted, abs=1e-9)

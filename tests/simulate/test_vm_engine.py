@@ -150,3 +150,15 @@ def test_machines_that_were_there_before_come_first_and_ended_ones_do_not():
     trace = trace_of([(-5, 3, 0), (-9, -1, 0), (-2, 4, 0), (0, 2, 1)])
     made, run = place_vms(trace, VmHosts.of([2]), strategy("first-fit")(), truth(trace), from_s=0.0)
     assert hosts_of(run) == {0: 0, 2: 0, 3: 1} and check_vm_placement(made, trace, VmHosts.of([2])).ok
+
+
+def test_ticks_count_what_is_there():
+    """A row for every tick, with the hosts in use, the machines and their load in hosts at that time, as the stays say."""
+    trace = trace_of([(0.5, 9.25, 0), (1.25, 4.5, 2), (2.75, np.inf, 1), (3.25, 8.75, 2)], until_s=10 * HOUR_S)
+    run = simulate_vms(trace, VmHosts.of([3]), Rule(FIRST), truth(trace), from_s=0.0, tick_s=HOUR_S)
+    times = run.ticks[:, 0]
+    assert len(times) >= 9 and (np.diff(times) == HOUR_S).all() and times[-1] <= trace.until_s
+    for at_s, in_use, machines, _, _, load in run.ticks:
+        there = run.stays[(run.stays["from_s"] <= at_s) & (run.stays["to_s"] > at_s)]
+        assert (in_use, machines) == (len(set(there["host"].tolist())), len(there))
+        assert load == pytest.approx(sum(trace.size[trace.shape[v], 0, 0] for v in there["vm"]))

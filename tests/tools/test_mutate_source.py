@@ -170,6 +170,16 @@ def test_probes_see_the_lines_that_run(tmp_path: Path) -> None:
         lines.PROCESS.forget()
 
 
+def test_every_decorator_of_kernels_is_known() -> None:
+    """A probe in what numba compiles would not compile: the tests that run it would count as if they ran nothing."""
+    from meshwright.kernels import compile as compiling
+
+    ways = [name for name in compiling.__all__ if not hasattr(getattr(compiling, name), "py_func") and name != "fingerprint"]
+    assert {"kernel", "inlined", "called", "allocating", "helper"} <= {*ways}
+    for name in ways:
+        assert [m.compiled for m in operators.mutations("x.py", f"@{name}\ndef f(a):\n    a = 1\n")] == [True, True], name
+
+
 def test_kernels_are_known_as_compiled() -> None:
     made = operators.mutations("x.py", "@njit(cache=True)\ndef f(a):\n    return a + 1\n\n\ndef g(a):\n    return a + 1\n")
     assert {(m.scope, m.compiled) for m in made} == {("f", True), ("g", False)}

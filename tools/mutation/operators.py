@@ -29,7 +29,7 @@ SYMMETRIC = {"min", "max", "gcd", "lcm", "isclose", "minimum", "maximum", "add",
 LOG_CALLS = {"debug", "info", "warning", "warn", "print", "exception"}
 UNTOUCHED_KEYWORDS = {"hint", "strict", "check", "encoding", "stacklevel"}  # texts, defensive checks
 UNTOUCHED_NAMES = {"__all__", "__slots__", "CITE", "cite"}
-COMPILED = re.compile("jit|kernel|inlined")  # in decorators of what numba compiles
+COMPILED = re.compile("jit|kernel|inlined|called|allocating|helper")  # in decorators of what numba compiles (`meshwright.kernels.compile`)
 SHIFTED_UP_TO = 100  # larger numbers are doubled and halved: one more of a million says nothing
 
 

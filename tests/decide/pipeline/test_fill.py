@@ -272,6 +272,10 @@ def test_the_checker_accepts_and_refuses() -> None:
     for says, bad in wrong.items():
         findings = check_filling(bad, actions, step_s)
         assert findings and says in findings[0].message, (says, findings)
+    begins = next(p for p in d["placements"] if p["item"] == "inverse A 0.0")  # in two pieces, of which only the second is late enough
+    pieces = [{**begins, "step": 0, "start_s": 0.0, "end_s": 0.0}, {**begins, "start_s": begins["start_s"]}]
+    early = {**restated(d, "inverse A 0.0", piece_s=1e-3), "placements": [p for p in d["placements"] if p is not begins] + pieces}
+    assert "inverse A 0.0 starts" in check_filling(early, actions, step_s)[0].message
     data = d["bound"]["certificate"]["data"]
     more = {**data, "work_s": "1000"}
     findings = check_filling({**d, "bound": {**d["bound"], "certificate": {"kind": "fill", "data": more}}}, actions, step_s)
