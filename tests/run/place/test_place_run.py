@@ -14,6 +14,7 @@ from meshwright.drive.plans import write_plan
 from meshwright.errors import FormatError, Infeasible, RankDied, RankFailed, RunError, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.graph.tasks import Task, TaskEdge, TaskGraph
+from meshwright.lab.handle import StandingLab
 
 pytest.importorskip("torch")
 
@@ -142,6 +143,8 @@ class _Lab:
         from types import SimpleNamespace
 
         self.fabric, self.name, self.state, self.codes, self.first = fabric, "edge", SimpleNamespace(verified=False), codes, first
+
+    as_measured = StandingLab.as_measured
 
     def device_number(self, name):
         return [d.name for d in self.fabric.devices].index(name)
