@@ -3,8 +3,8 @@
 Run: `python benchmarks/experts_lab.py [star|islands|overlap]` (root; three, three and one minutes on a quiet machine). H = 256, F = 1,024, two
 experts, k = 1; capacities 64 to 1,024 at random; forward and backward, real experts and processes. One job runs all variants in turn at each
 capacity, on one machine. Times are those of the slowest rank. Predicted: the simulator on what the lab's links were measured to pass, with compute as
-the simulator assumes it. `islands`: two servers of two ranks, 1 Gbit/s inside, 100 Mbit/s between. `overlap`: on the star, forward, with experts that take 1 to 2
-times as long as one all-to-all (they sleep in proportion to their rows), in 1, 2 and 4 chunks. Raw: results/experts_lab*.json.
+the simulator assumes it. `islands`: two servers of two ranks, 1 Gbit/s inside, 100 Mbit/s between. `overlap`: on the star, forward, with experts that
+take 1 to 2 times as long as one all-to-all (they sleep in proportion to their rows), in 1, 2 and 4 chunks. Raw: results/experts_lab*.json.
 """
 
 from __future__ import annotations
