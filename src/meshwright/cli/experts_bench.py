@@ -52,6 +52,6 @@ def run(args: argparse.Namespace) -> Result:
         ratio = known[0]["measured_s"] / best["measured_s"]
         lines.append(f"capacity {best['capacity']}: the choice predicted best took {ratio:.3f} of the best measured")
     head = f"{problem.shape.ranks} processes, {args.steps} steps each, slowest rank; predicted for {problem.fabric.name}"
-    refused = sorted({f"refused: {x['why']}" for of_capacity in rows for x in of_capacity if x["measured_s"] is None})
+    refused = sorted({f"refused: {x['algorithm']}: {x['why']}" for of_capacity in rows for x in of_capacity if x["measured_s"] is None})
     document = document_of(problem, "bench", steps=args.steps, lab=args.lab, capacities=rows)
     return Result(document, "\n".join([head, *columns(table), *lines, *refused]))
