@@ -2,9 +2,9 @@
 
 Run: `python benchmarks/experts_lab.py [star|islands|overlap]` (root; three, three and one minutes on a quiet machine). H = 256, F = 1,024, two
 experts, k = 1; capacities 64 to 1,024 at random; forward and backward, real experts and processes. One job runs all variants in turn at each
-capacity, on one machine. Times are those of the slowest rank. Predicted: the simulator on the fabric's own rates, with compute as the simulator
-assumes it. `islands`: two servers of two ranks, 1 Gbit/s inside, 100 Mbit/s between. `overlap`: on the star, forward, with experts that take 1 to 2
-times as long as one all-to-all (they sleep in proportion to their rows), in 1, 2 and 4 chunks. Raw: results/experts_lab*.json.
+capacity, on one machine. Times are those of the slowest rank. Predicted: the simulator on what the lab's links were measured to pass, with compute as
+the simulator assumes it. `islands`: two servers of two ranks, 1 Gbit/s inside, 100 Mbit/s between. `overlap`: on the star, forward, with experts that
+take 1 to 2 times as long as one all-to-all (they sleep in proportion to their rows), in 1, 2 and 4 chunks. Raw: results/experts_lab*.json.
 """
 
 from __future__ import annotations
@@ -112,12 +112,10 @@ def paced_child() -> None:
     dist.destroy_process_group()
 
 
-def predicted(what: str) -> dict[tuple[int, str], float]:
+def predicted(fabric: Any) -> dict[tuple[int, str], float]:
     from meshwright.decide.experts import Choice, ExpertProblem, ExpertShape
     from meshwright.drive.experts import LayerPrograms, rank_choices
-    from meshwright.drive.plans import read_fabric
 
-    fabric = read_fabric(FABRICS[what])
     ranks = tuple(d.name for d in fabric.devices)
     problem = ExpertProblem(fabric=fabric, ranks=ranks, shape=ExpertShape(ranks=4, experts=2, model=256, inner=1024), capacities=CAPACITIES)
     programs = LayerPrograms(fabric, ranks, problem.shape)
@@ -125,6 +123,16 @@ def predicted(what: str) -> dict[tuple[int, str], float]:
         (c, f"r={x.choice.degree} d={x.choice.chunks}"): x.time_s or 0.0
         for c in CAPACITIES for x in rank_choices(problem, programs, [Choice(*f) for f in FIXED], c)
     }  # fmt: skip
+
+
+def measured_fabric() -> Any:
+    from meshwright.lab import Lab
+
+    lab = Lab.open(LAB)
+    try:
+        return lab.measured_fabric
+    finally:
+        lab.close()
 
 
 def main() -> None:
@@ -136,18 +144,19 @@ def main() -> None:
         paced_child() if args.what == "overlap" else child()
         return
     run = [sys.executable, "-m", "meshwright"]
-    subprocess.run([*run, "lab", "up", FABRICS[args.what], "--name", LAB, "--no-verify", "--quiet"], check=True)
+    subprocess.run([*run, "lab", "up", FABRICS[args.what], "--name", LAB, "--quiet"], check=True)
     try:
         command = [*run, "lab", "run", LAB, "--", sys.executable, __file__, args.what, "--child"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        there = measured_fabric()
     finally:
         subprocess.run([*run, "lab", "down", LAB, "--quiet"], check=True)
     said = next(line for line in done.stdout.splitlines() if "ROWS " in line)
     raw = json.loads(said[said.index("ROWS ") + 5 :])
-    (overlapped if args.what == "overlap" else compared)(args.what, raw)
+    overlapped(raw) if args.what == "overlap" else compared(args.what, raw, predicted(there))
 
 
-def overlapped(what: str, raw: list[dict[str, Any]]) -> None:
+def overlapped(raw: list[dict[str, Any]]) -> None:
     import machine
 
     rows = []
@@ -161,7 +170,7 @@ def overlapped(what: str, raw: list[dict[str, Any]]) -> None:
     machine.record("experts_lab_overlap", rows, command="python benchmarks/experts_lab.py overlap", raw=raw)
 
 
-def compared(what: str, raw: list[dict[str, Any]]) -> None:
+def compared(what: str, raw: list[dict[str, Any]], guess: dict[tuple[int, str], float]) -> None:
     import machine
 
     median = {(r["capacity"], r["variant"]): 0.0 for r in raw}
@@ -171,7 +180,6 @@ def compared(what: str, raw: list[dict[str, Any]]) -> None:
     totals = {name: sum(median[c, name] for c in CAPACITIES) for name in [*names, "search"]}
     best = sum(min(median[c, name] for name in names) for c in CAPACITIES)
     fixed = min(names, key=lambda name: totals[name])
-    guess = predicted(what)
     off = [guess[c, n] / median[c, n] - 1 for c in CAPACITIES for n in names]
     rows = [
         {"what": "one step at every capacity, search: beside the best choice of each", "value": totals["search"], "unit": "s", "peer": best,

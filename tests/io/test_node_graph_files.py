@@ -87,6 +87,18 @@ def test_networkx_and_lines(tmp_path):
     assert read_node_graph(lines).graph.indices.tolist() == [2, 0] and read_node_graph(lines, directed=False).graph.edges == 4
 
 
+def test_lines_as_networkx_writes_them(tmp_path):
+    """`write_edgelist` puts attributes behind the nodes, and lists of weighted edges a number: the lines were refused."""
+    for lines in ("0 1 {}\n2 1 {'weight': 4, 'name': 'a b'}\n", "# source target weight\n0\t1\t0.5\n2\t1\t1e-3\n"):
+        (tmp_path / "g.txt").write_text(lines, encoding="utf-8")
+        graph = read_node_graph(tmp_path / "g.txt").graph
+        assert (graph.nodes, graph.rows.tolist(), graph.indices.tolist()) == (3, [1, 1], [0, 2]), lines
+    (tmp_path / "g.csv").write_text("src,dst\n0,1\n", encoding="utf-8")
+    with pytest.raises(FormatError, match="not a table of numbers") as caught:
+        read_node_graph(tmp_path / "g.csv")
+    assert "source target" in str(caught.value.hint)
+
+
 def test_points_and_digits(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("0,0,1\n1,0,0\n0,2,1\n5,5,0\n")

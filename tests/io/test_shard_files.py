@@ -48,14 +48,24 @@ SAMPLES = [(b"\xff\xd8\x00", struct.pack("<q", -7), "père".encode(), b"cos\nsys
 
 
 def test_an_archive_is_read_by_sample(tmp_path):
-    path = archive(tmp_path / "a.tar", [("x/1.jpg", b"one"), ("x/1.cls", b"1"), ("x.y/2.seg.png", b"two!"), ("x/1.json", b"{}"), ("bare", b"")])
+    path = archive(tmp_path / "a.tar", [("x/1.jpg", b"one"), ("x/1.cls", b"1"), ("x.y/2.seg.png", b"two!"), ("x/1.JSON", b"{}"), ("README", b"")])
     found = [(s.key, [e for e, _, _ in s.files]) for s in read_tar_index(path)]
-    assert found == [("x/1", ["jpg", "cls", "json"]), ("x.y/2", ["seg.png"]), ("bare", [""])]
+    assert found == [("x/1", ["jpg", "cls", "json"]), ("x.y/2", ["seg.png"])]
     samples = TarSamples([path, path])
-    assert len(samples) == 6 and samples[3] == samples[0] == {"__key__": "x/1", "jpg": b"one", "cls": b"1", "json": b"{}"}
-    assert samples[1]["seg.png"] == b"two!" and samples[2] == {"__key__": "bare", "": b""}
+    assert len(samples) == 4 and samples[2] == samples[0] == {"__key__": "x/1", "jpg": b"one", "cls": b"1", "json": b"{}"}
+    assert samples[1]["seg.png"] == b"two!"
     with tarfile.open(path) as opened:  # tarfile's own reading is the oracle of the offsets
         assert {m.name: (m.offset_data, m.size) for m in opened}["x.y/2.seg.png"] == read_tar_index(path)[1].files[0][1:]
+
+
+def test_what_macs_and_webdataset_itself_put_beside_samples_is_none(tmp_path):
+    """One sample of all files `._*` of a folder had a range from its first byte to its last."""
+    beside = ["._1.jpg", "x/._1.jpg", "x/.DS_Store", "__MACOSX/._1.jpg", "__index__", "__meta__/1.json", "x/LICENSE"]
+    path = archive(tmp_path / "a.tar", [("x/1.jpg", b"one"), *((name, b"?") for name in beside), ("x/2..jpg", b"two")])
+    assert [(s.key, [e for e, _, _ in s.files]) for s in read_tar_index(path)] == [("x/1", ["jpg"]), ("x/2", [".jpg"])]
+    archive(path, [("1.jpg", b"one"), ("1.JPG", b"two")])
+    with pytest.raises(FormatError, match=r"1\.JPG is there twice"):
+        read_tar_index(path)
 
 
 def test_links_and_folders_are_no_items(tmp_path):

@@ -50,6 +50,7 @@ def test_both_forms_are_read_and_ours_is_written(tmp_path):
         ({**OURS, "tables": [{"name": "a", "rows": 1, "dim": 4, "pooling": -1}]}, "looked up -1"),
         ({**OURS, "tables": [{"name": "a", "rows": 1, "dim": 4, "histogram": [1.0]}]}, "a histogram has 17"),
         (STATISTICS, "give them with --dim"), ([{"row": 3}], "no table's statistics"),
+        ([{"row": 3, "pooling_factor": 1, "dim": 4, "pooling_factor_std": 1}], "no table's statistics, with 'pooling_factor_std'"),
         ([{"row": "x", "pooling_factor": 1, "dim": 4}], "no number"),
         ({"schema": "meshwright.tasks", "version": 1}, "meshwright.tasks"),
     ],
@@ -57,6 +58,15 @@ def test_both_forms_are_read_and_ours_is_written(tmp_path):
 def test_what_is_no_table_is_refused_by_place(tmp_path, document, says):
     with pytest.raises(FormatError, match=says):
         read_tables(written(tmp_path, document))
+
+
+def test_statistics_of_other_tools(tmp_path):
+    """DreamShard's and AutoShard's configs of the same data sets were refused."""
+    tables = [{"index": 0, "row": 100, "dim": 16, "pooling_factor": 3, "bin_0": 1.0},
+              {"index": 1, "num_embeddings": 50, "embedding_dim": 8, "pooling_factor": 2}]  # fmt: skip
+    (tmp_path / "table_configs.json").write_text(json.dumps({"tables": tables}), encoding="utf-8")
+    found = read_tables(tmp_path / "table_configs.json", batch=64)
+    assert [(t.rows, t.dim, t.pooling, len(t.histogram)) for t in found.tables] == [(100, 16, 3.0, 17), (50, 8, 2.0, 0)]
 
 
 def test_histograms():

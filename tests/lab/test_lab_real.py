@@ -18,8 +18,11 @@ import pytest
 from lab_fabrics import both, devices, one_way_ring, parting_routes, preset
 
 from meshwright.cli.frame import main
+from meshwright.decide.experts import Choice, ExpertProblem, ExpertShape
+from meshwright.drive.experts import LayerPrograms, rank_choices
 from meshwright.errors import Interrupted, RankFailed, RunError, RunTimeout, UnknownName, Unsupported, UsageError
 from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.toml import fabric_toml
 from meshwright.lab import Lab, build
 from meshwright.lab.calibrate import calibrate
 from meshwright.lab.impair import has_netem
@@ -121,7 +124,24 @@ def test_every_link_was_measured(star: Lab) -> None:
         assert abs(link.goodput_Bps / link.ceiling_Bps - 1) <= 0.03
         assert 0 < link.round_trip_s < 0.1
     assert [x.rate_Bps for x in star.measured_fabric.links] == [x.goodput_Bps for x in star.state.links]
+    assert star.as_measured(star.fabric).links == star.measured_fabric.links
     assert [x.burst_bytes for x in star.fabric.links] == [x.burst_bytes for x in star.state.links]
+
+
+def test_an_expert_layer_is_predicted_on_what_the_links_pass(
+    star: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Headers take 4 % of a link's rate: predictions of the nominal rates were short by that."""
+    (tmp_path / "star.toml").write_text(fabric_toml(star.fabric))
+    words = ["--experts", "3", "--model-dim", "64", "--inner", "16", "--capacities", "64", "--chunks", "1", "--degrees", "1"]
+    with monkeypatch.context() as here:
+        here.setenv("MESHWRIGHT_LAB_DIR", str(star.folder.parent))
+        line = ["experts", "bench", "--fabric", str(tmp_path / "star.toml"), *words, "--algorithms", "linear", "--steps", "1", "--lab", star.name]
+        assert main([*line, "--json"]) == 0
+    ranks, shape = tuple(d.name for d in star.fabric.devices), ExpertShape(ranks=3, experts=3, model=64, inner=16)
+    problems = (ExpertProblem(fabric=f, ranks=ranks, shape=shape, capacities=(64,)) for f in (star.fabric, star.measured_fabric))
+    nominal, real = (rank_choices(p, LayerPrograms(p.fabric, ranks, shape), [Choice(1, 1, "linear")], 64) for p in problems)
+    assert json.loads(capsys.readouterr().out)["capacities"][0][0]["time_s"] == real[0].time_s > nominal[0].time_s
 
 
 def test_ranks_find_their_environment(star: Lab) -> None:

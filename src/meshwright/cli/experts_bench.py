@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from .arguments import at_least_one
 from .experts_plan import document_of, layer_arguments, problem_given
@@ -29,10 +30,12 @@ def run(args: argparse.Namespace) -> Result:
     from ..report.experts_text import row_document
 
     problem, chosen = problem_given(args)
-    programs = LayerPrograms(problem.fabric, problem.ranks, problem.shape)
-    ranked = [rank_choices(problem, programs, chosen.plan(problem).candidates, c) for c in problem.capacities]
-    choices = [x.choice for x in sorted(ranked[0], key=lambda x: x.choice) if x.time_s is not None]
     with lab_of(args.lab) as lab:
+        if lab is not None:
+            problem = replace(problem, fabric=lab.as_measured(problem.fabric))
+        programs = LayerPrograms(problem.fabric, problem.ranks, problem.shape)
+        ranked = [rank_choices(problem, programs, chosen.plan(problem).candidates, c) for c in problem.capacities]
+        choices = [x.choice for x in sorted(ranked[0], key=lambda x: x.choice) if x.time_s is not None]
         measured = bench_experts(problem, choices, steps=args.steps, seed=args.seed, lab=lab, timeout_s=args.timeout)
     rows = [[row_document(x) | {"measured_s": measured.get((x.capacity, x.choice))} for x in rows] for rows in ranked]
     table = [["capacity", "choice", "measured", "predicted", "bound", "predicted / measured"]]
@@ -49,6 +52,6 @@ def run(args: argparse.Namespace) -> Result:
         ratio = known[0]["measured_s"] / best["measured_s"]
         lines.append(f"capacity {best['capacity']}: the choice predicted best took {ratio:.3f} of the best measured")
     head = f"{problem.shape.ranks} processes, {args.steps} steps each, slowest rank; predicted for {problem.fabric.name}"
-    refused = sorted({f"refused: {x['why']}" for of_capacity in rows for x in of_capacity if x["measured_s"] is None})
+    refused = sorted({f"refused: {x['algorithm']}: {x['why']}" for of_capacity in rows for x in of_capacity if x["measured_s"] is None})
     document = document_of(problem, "bench", steps=args.steps, lab=args.lab, capacities=rows)
     return Result(document, "\n".join([head, *columns(table), *lines, *refused]))

@@ -51,6 +51,19 @@ class StandingLab(Links):
         devices = tuple(replace(d, **q) if q else replace(d, cpu_period_s=0.0) for d, q in zip(self.fabric.devices, quotas, strict=True))
         return replace(self.fabric, name=f"{self.fabric.name} measured", devices=devices, links=tuple(links))
 
+    def as_measured(self, fabric: Fabric) -> Fabric:
+        """A fabric of this lab's devices, with what was measured of its links and quotas. Raises: RunError for a lab of other devices."""
+        there = self.measured_fabric if self.state.verified else self.fabric
+        if missing := [d.name for d in fabric.devices if d.name not in there.actor_of]:
+            raise RunError(f"lab {self.name} has no device {missing[0]}", where="--lab", hint="build the lab from the fabric that is planned for")
+        shares = {d.name: d for d in there.devices}
+        names = ("cpu_share", "cpu_period_s", "cpu_overrun_s", "cpu_stretch", "cpu_cores", "cpu_speeds")
+        devices = tuple(replace(d, **{n: getattr(shares[d.name], n) for n in names}) for d in fabric.devices)
+        rates = {(x.src, x.dst): x for x in there.links}
+        links = tuple(replace(x, **({"rate_Bps": y.rate_Bps, "burst_bytes": y.burst_bytes} if (y := rates.get((x.src, x.dst))) else {}))
+                      for x in fabric.links)  # fmt: skip
+        return replace(fabric, devices=devices, links=links)
+
     def address(self, device: int | str) -> str:
         """A device's address inside the lab."""
         return self.wiring.address(self.device_number(device))

@@ -46,7 +46,7 @@ def choices_text(problem: ExpertProblem, ranked: Sequence[Sequence[RankedChoice]
     what = "forward and backward" if problem.passes == "training" else "forward"
     head = f"{shape.experts} experts of {shape.model} x {shape.inner} on {shape.ranks} devices of {problem.fabric.name}; {what} of one layer"
     table = [["capacity", "choice", "time", "bound", "above it", "tokens in", "weights in", "bound from"]]
-    refused = {x.why for rows in ranked for x in rows if x.time_s is None}
+    refused = {f"{x.choice.algorithm}: {x.why}" for rows in ranked for x in rows if x.time_s is None}
     for rows in ranked:
         for x in rows:
             if x.time_s is not None:

@@ -15,6 +15,7 @@ from meshwright.errors import FormatError, Infeasible, RankDied, RankFailed, Run
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.graph.tasks import Task, TaskEdge, TaskGraph
 from meshwright.kernels.garbage import kept_memory
+from meshwright.lab.handle import StandingLab
 
 pytest.importorskip("torch")
 
@@ -143,6 +144,8 @@ class _Lab:
         from types import SimpleNamespace
 
         self.fabric, self.name, self.state, self.codes, self.first = fabric, "edge", SimpleNamespace(verified=False), codes, first
+
+    as_measured = StandingLab.as_measured
 
     def device_number(self, name):
         return [d.name for d in self.fabric.devices].index(name)

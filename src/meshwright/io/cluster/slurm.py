@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import FormatError
+from ..gres import gpus_in
 
 __all__ = ["SlurmJob", "SlurmNode", "SlurmPart", "expanded", "parse_jobs", "parse_nodes", "parse_version"]
 
@@ -19,13 +20,12 @@ MAX_HOSTS = 65_536  # of one list
 MAX_GPUS = 1024  # numbers of one server
 _WORD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/]*)=")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-_GRES = re.compile(r"\bgpu(?::[A-Za-z][\w.-]*)?:(\d{1,4})(?:\(IDX:([\d,-]+)\))?")
 _DOWN = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN", "INVAL")
 
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """`up`: it takes jobs. `address`: where it is reached. `type`: of its GPUs, or ""."""
+    """`up`: it takes jobs. `address`: where it is reached. `type`: of its GPUs, "" where they are of several or it is not said."""
 
     name: str
     address: str
@@ -132,13 +132,14 @@ def parse_nodes(text: str, where: str = "scontrol show node") -> list[SlurmNode]
     found = []
     for here, words in _lines(text, "NodeName", where):
         say = dict(words)
-        gres = _GRES.search(say.get("Gres", ""))
-        kind = re.match(r"gpu:([A-Za-z][\w.-]*):", say.get("Gres", ""))
+        gpus = gpus_in(say.get("Gres", ""))
+        types = {x.type for x in gpus if x.count}
         state = say.get("State", "UNKNOWN")
         found.append(SlurmNode(
-            name=say["NodeName"], address=say.get("NodeAddr", "") or say["NodeName"], gpus=int(gres[1]) if gres else 0, type=kind[1] if kind else "",
+            name=say["NodeName"], address=say.get("NodeAddr", "") or say["NodeName"], gpus=sum(x.count for x in gpus),
+            type=types.pop() if len(types) == 1 else "",
             cores=_whole(say.get("CPUTot", "0"), f"{here}: CPUTot"), memory_bytes=_whole(say.get("RealMemory", "0"), f"{here}: RealMemory") << 20,
-            up=not any(word in state for word in _DOWN), state=state,
+            up="*" not in state and not any(word in state for word in _DOWN), state=state,  # `IDLE*` does not answer
         ))  # fmt: skip
     return found
 
@@ -159,9 +160,8 @@ def parse_jobs(text: str, where: str = "scontrol show job") -> list[SlurmJob]:
             elif name == "Mem" and nodes:
                 memory = _bytes(value, here)
             elif name == "GRES" and nodes:  # the last word of a node's line
-                gres = _GRES.search(value)
-                gpus = _numbers(gres[2], here) if gres and gres[2] else ()
-                parts += [SlurmPart(node, cores, memory, gpus) for node in nodes]
+                numbers = tuple(n for x in gpus_in(value) if x.numbers for n in _numbers(x.numbers, here))
+                parts += [SlurmPart(node, cores, memory, numbers) for node in nodes]
                 nodes = ()
             else:
                 say.setdefault(name, value)

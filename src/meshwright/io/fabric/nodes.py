@@ -20,6 +20,7 @@ from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from ...fabric.machines import GPUS, MACHINES
 from ...fabric.near import device_called, near_machines
 from ...fabric.presets import ALIASES, MAX_DEVICES, PRESETS
+from ..gres import gpus_in
 from ..kubernetes_nodes import NodeList
 from ..text import text_of
 from .name import load_fabric
@@ -33,7 +34,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 _RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "aws.amazon.com/neurondevice")
 _PRODUCT_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name")
 _TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
-_GRES = re.compile(r"\bgpu:(?:([A-Za-z][\w.-]{0,63}):)?(\d{1,4})\b")
 _DOWN = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN")
 
 
@@ -94,10 +94,10 @@ def parse_slurm_nodes(data: bytes, where: str = "nodes.txt") -> list[Node]:
 
 
 def _slurm(name: str, gres: str, state: str, machine: str, where: str) -> Node:
-    found = _GRES.findall(gres)
-    ready = not any(word in re.split(r"[+*~#!%$@^-]", state.upper()) for word in _DOWN)
-    product = next((kind for kind, _ in found if kind), "")
-    return Node(_checked(name, f"{where}.name"), sum(int(n) for _, n in found), product, machine if machine != "(null)" else "", ready)
+    found = gpus_in(gres)
+    ready = "*" not in state and not any(word in re.split(r"[+~#!%$@^-]", state.upper()) for word in _DOWN)
+    product = " and ".join(dict.fromkeys(x.type for x in found if x.type and x.count))
+    return Node(_checked(name, f"{where}.name"), sum(x.count for x in found), product, machine if machine != "(null)" else "", ready)
 
 
 def _decoded(data: bytes, kind: type[T], where: str, what: str) -> T:

@@ -7,7 +7,7 @@
 | a folder | OGB's node property layout: `raw/edge.csv.gz`, `raw/num-node-list.csv.gz`, `node-feat`, `node-label`, `split/*/train` where there are; \
 of its large graphs `raw/data.npz`, `raw/node-label.npz` |
 | `.json`, `.json.gz` | networkx.node_link_data |
-| anything else | lines `source target`, whole numbers, `#` begins a comment (SNAP) |
+| anything else | lines `source target`, whole numbers, `#` begins a comment (SNAP); what follows on a line, such as a weight, is not read |
 
 Nothing is unpickled. Sizes are read from headers first, so a file that would not fit is refused before memory is taken.
 """
@@ -189,7 +189,9 @@ def _floats(column: NDArray[Any], where: str) -> NDArray[np.float32]:
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------
-def _table(data: bytes, where: str, *, separator: str | None, kind: type[Any] = np.int64) -> NDArray[Any]:
+def _table(
+    data: bytes, where: str, *, separator: str | None, kind: type[Any] = np.int64, columns: tuple[int, ...] | None = None, hint: str = ""
+) -> NDArray[Any]:
     """[lines, columns]. Raises: FormatError."""
     if not data.strip():
         return np.empty((0, 0), kind)
@@ -197,16 +199,17 @@ def _table(data: bytes, where: str, *, separator: str | None, kind: type[Any] = 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a file that is all comments
-            return np.loadtxt(io.BytesIO(data), dtype=kind, delimiter=separator, comments="#", ndmin=2, encoding="utf-8")
+            return np.loadtxt(io.BytesIO(data), dtype=kind, delimiter=separator, comments="#", usecols=columns, ndmin=2, encoding="utf-8")
     except (ValueError, OverflowError, UnicodeDecodeError) as error:
-        raise FormatError(f"not a table of numbers: {str(error)[:160]}", where=where) from None
+        raise FormatError(f"not a table of numbers: {str(error)[:160]}", where=where, hint=hint) from None
 
 
 def _edge_lines(path: Path, where: str) -> NodeGraph:
-    ends = _table(read_document(path, limit=MaxBytes.NODE_TEXT), where, separator=None)
-    if not len(ends) or ends.shape[1] < 2:
-        raise FormatError("no line holds two nodes", where=where, hint="source target, one edge a line")
-    return _of_ends(ends[:, 0], ends[:, 1], int(ends[:, :2].max()) + 1, where)
+    hint = "lines `source target`: two whole numbers from 0 with space between them; `#` begins a comment"
+    ends = _table(read_document(path, limit=MaxBytes.NODE_TEXT), where, separator=None, columns=(0, 1), hint=hint)
+    if not len(ends):
+        raise FormatError("no line holds two nodes", where=where, hint=hint)
+    return _of_ends(ends[:, 0], ends[:, 1], int(ends.max()) + 1, where)
 
 
 def _of_ends(src: NDArray[Any], dst: NDArray[Any], nodes: int, where: str) -> NodeGraph:

@@ -1,7 +1,8 @@
 """Embedding tables in files: our own form (`meshwright.tables`, docs/formats.md), and the statistics of the public `dlrm_datasets`.
 
 The statistics are what NeuroShard's tools make of facebookresearch/dlrm_datasets: a list of `{"row", "pooling_factor", "bin_0" ... "bin_16"}`, with
-"dim" where it was chosen. The data sets state no columns, so they are given (`dim`), for all tables or one after the other.
+"dim" where it was chosen. Those of DreamShard and AutoShard stand under "tables", with an "index"; some say "num_embeddings" and "embedding_dim". The
+data sets state no columns, so they are given (`dim`), for all tables or one after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ __all__ = ["SCHEMA", "VERSION", "read_tables", "write_tables"]
 
 SCHEMA, VERSION = "meshwright.tables", 1
 DEFAULT_BATCH = 65_536  # samples of a batch of dlrm_datasets
-FIELDS = {"row", "rows", "dim", "pooling_factor", "name", *(f"bin_{i}" for i in range(BINS))}
+ROWS, COLUMNS = ("row", "rows", "num_embeddings"), ("dim", "embedding_dim")
+FIELDS = {*ROWS, *COLUMNS, "pooling_factor", "name", "index", *(f"bin_{i}" for i in range(BINS))}
 
 
 class _File(Tables, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -38,6 +40,8 @@ def read_tables(path: str | os.PathLike[str], *, batch: int | None = None, dim: 
     document = decode(data, msgspec.json.Decoder(Any), where)
     refuse_ambiguous(data, where)
     try:
+        if isinstance(document, dict) and document.keys() == {"tables"} and isinstance(document["tables"], list):
+            document = document["tables"]
         if isinstance(document, list):
             return _statistics(document, batch or DEFAULT_BATCH, dim, Path(path).name.partition(".")[0])
         header(data, schema=SCHEMA, version=VERSION, where=where)
@@ -58,9 +62,11 @@ def _statistics(rows: list[Any], batch: int, dim: Sequence[int], name: str) -> T
     for i, row in enumerate(rows):
         where = f"[{i}]"
         if not isinstance(row, dict) or not row.keys() <= FIELDS or not {"pooling_factor"} < row.keys():
-            raise UsageError("is no table's statistics", where=where, hint='{"row", "pooling_factor", "bin_0" ... "bin_16"} and "dim"')
-        columns = row.get("dim", dim[i % len(dim)] if dim else None)
-        numbers = [row.get("row", row.get("rows")), columns, row["pooling_factor"], *(row.get(f"bin_{k}", 0.0) for k in range(BINS))]
+            other = sorted(row.keys() - FIELDS)[:1] if isinstance(row, dict) else []
+            raise UsageError(f"is no table's statistics{f', with {other[0][:32]!r}' if other else ''}", where=where,
+                hint='{"row", "pooling_factor", "bin_0" ... "bin_16"} and "dim"')
+        columns = next((row[n] for n in COLUMNS if n in row), dim[i % len(dim)] if dim else None)
+        numbers = [next((row[n] for n in ROWS if n in row), None), columns, row["pooling_factor"], *(row.get(f"bin_{k}", 0.0) for k in range(BINS))]
         if columns is None:
             raise UsageError("states no columns", where=where, hint="the data sets have none: give them with --dim, e.g. --dim 64 or --dim 128,64,32")
         if any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in numbers) or not all(isinstance(x, int) for x in numbers[:2]):

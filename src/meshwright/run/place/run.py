@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...decide.place.remaining import AT, remaining
 from ...decide.place.search import Search
 from ...drive.place import devices_of, plan_placement, tasks_of
 from ...drive.plans import check_plan, fabric_of, simulate_plan, write_plan
-from ...errors import MeshwrightError, RankDied, RankFailed, RunError, UsageError
+from ...errors import MeshwrightError, RankDied, RankFailed, UsageError
 from ...fabric.edit import without
 from ...fabric.fabric import Fabric
 from ...plan.plan import Plan
@@ -117,7 +117,7 @@ def _round(
     plan: Plan, folder: Path, work: str, lab: Any, runs: int, timeout_s: float, held: Mapping[str, str]
 ) -> tuple[Round, MeshwrightError | None]:
     check_plan(plan)
-    fabric = _real(plan, lab)
+    fabric = fabric_of(plan) if lab is None else lab.as_measured(fabric_of(plan))
     simulated = simulate_plan(plan, target=fabric)
     p, ranks = plan.main, plan.main.ranks
     start, end = np.zeros(len(p.steps)), np.zeros(len(p.steps))
@@ -138,23 +138,6 @@ def _round(
 def _absolute(work: str) -> str:
     place, _, function = work.rpartition(":")
     return f"{Path(place).resolve()}:{function}" if place.endswith(".py") else work
-
-
-def _real(plan: Plan, lab: Any) -> Fabric:
-    """The plan's fabric, in a lab with what was measured of its links and quotas. Raises: RunError for a lab of other devices."""
-    fabric = fabric_of(plan)
-    if lab is None:
-        return fabric
-    there = lab.measured_fabric if lab.state.verified else lab.fabric
-    if missing := [d.name for d in fabric.devices if d.name not in there.actor_of]:
-        raise RunError(f"lab {lab.name} has no device {missing[0]}", where="--lab", hint="build the lab from the fabric that the plan was made for")
-    shares = {d.name: d for d in there.devices}
-    names = ("cpu_share", "cpu_period_s", "cpu_overrun_s", "cpu_stretch", "cpu_cores", "cpu_speeds")
-    devices = tuple(replace(d, **{n: getattr(shares[d.name], n) for n in names}) for d in fabric.devices)
-    rates = {(x.src, x.dst): x for x in there.links}
-    links = tuple(replace(x, **({"rate_Bps": y.rate_Bps, "burst_bytes": y.burst_bytes} if (y := rates.get((x.src, x.dst))) else {}))
-                  for x in fabric.links)  # fmt: skip
-    return replace(fabric, devices=devices, links=links)
 
 
 def _ran(plan: Plan, folder: Path, lab: Any, timeout_s: float) -> MeshwrightError | None:
