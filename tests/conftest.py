@@ -56,9 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if TORCH:
         workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
         warm_interpreters.install([str(config.invocation_params.dir / x.partition("::")[0]) for x in config.args] if workers else [])
-        import traced
+        if not workers:  # a process that only starts workers runs no test: torch is not imported for it
+            import traced
 
-        traced.install()
+            traced.install()
     else:
         config.pluginmanager.register(WithoutTorch())
     documents.install()

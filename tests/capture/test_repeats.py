@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 import pytest
 import repeated_models
@@ -19,6 +21,11 @@ MODELS = repeated_models.__file__
 @pytest.fixture(autouse=True)
 def _every_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "MIN_CALLS_LEFT_OUT", 1)
+
+
+@functools.cache
+def of_all(name: str) -> OpGraph:
+    return capture(f"{MODELS}:{name}", loss="mse", scalable=False, whole=True)
 
 
 def left_out(graph: OpGraph) -> bool:
@@ -44,12 +51,12 @@ def same(few: OpGraph, whole: OpGraph) -> bool:
 
 @pytest.mark.parametrize("name", ["glue", "two_stacks", "in_turns", "long_memory", "tied_weight"])
 def test_the_graph_is_that_of_all_blocks(name: str) -> None:
-    few, whole = (capture(f"{MODELS}:{name}", loss="mse", scalable=False, whole=x) for x in (False, True))
+    few, whole = capture(f"{MODELS}:{name}", loss="mse", scalable=False), of_all(name)
     assert left_out(few) and not left_out(whole) and same(few, whole)
 
 
 def test_where_backward_is_not_alike_all_blocks_are_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = capture(f"{MODELS}:glue", loss="mse", scalable=False, whole=True)
+    whole = of_all("glue")
     monkeypatch.setattr(capturing, "unfolded", lambda joint, runs: None)
     few = capture(f"{MODELS}:glue", loss="mse", scalable=False)
     assert not left_out(few) and same(few, whole)
