@@ -116,7 +116,7 @@ def _once(
     except MeshwrightError:
         raise
     except Exception as error:
-        with quiet(), _kept(objective.model, whole, source.name, unfit):
+        with quiet(), _kept(objective.model, whole, source, unfit):
             found = diagnose(objective, source, mode, error)
         if found.message.startswith(_BY_VALUE):
             return replace(found, function=_failing(objective, source, mode, whole))
@@ -154,11 +154,12 @@ def _failing(objective: Objective, source: ModelSource, mode: Any, whole: Sequen
 
 
 @contextlib.contextmanager
-def _kept(model: nn.Module, whole: Sequence[Any], name: str, unfit: set[Any] | None) -> Iterator[None]:
+def _kept(model: nn.Module, whole: Sequence[Any], source: ModelSource, unfit: set[Any] | None) -> Iterator[None]:
     functions = frozenset(x for x in whole if not isinstance(x, str))
-    mode = FunctionsWhole(functions, name)
+    mode = FunctionsWhole(functions, source.name, source.batch_size)
     try:
-        with modules_left_as_they_are(), kept_whole(model, _modules(whole), name), mode if functions else contextlib.nullcontext():
+        kept = kept_whole(model, _modules(whole), source.name, source.batch_size)
+        with modules_left_as_they_are(), kept, mode if functions else contextlib.nullcontext():
             yield
     finally:
         if unfit is not None:
@@ -177,7 +178,7 @@ def _as_eager(
 
     Objective.called = called  # type: ignore[method-assign]
     try:
-        with watching(objective, lost, seen), _kept(objective.model, whole, source.name, unfit), export_as_called():
+        with watching(objective, lost, seen), _kept(objective.model, whole, source, unfit), export_as_called():
             yield
     finally:
         Objective.called = own  # type: ignore[method-assign]
