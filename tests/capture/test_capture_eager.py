@@ -179,7 +179,9 @@ def test_the_prediction_is_the_first_tensor_unless_it_has_a_name() -> None:
     a, b = torch.zeros(1), torch.ones(1)
     assert prediction_of({"hidden": a, "logits": b}) is b
     assert prediction_of((None, [a, b])) is a and prediction_of("text") == "text"
-    assert loss_of({"loss": a, "logits": b}) is a and loss_of((b, a)) is b
+    loss = torch.ones(())
+    assert loss_of({"loss": a, "logits": b}) is a and loss_of((b, a)) == (b, a)
+    assert loss_of((a, loss)) is loss and loss_of((loss, a.sum())) is loss and loss_of({"logits": a, "objective": loss}) is loss
     calling = flat_inputs({"labels": a, "x": b})[1]
     assert calling is not None and calling.arguments([b]) == ((), {"x": b})
     assert Bag("tuple").form == "tuple"

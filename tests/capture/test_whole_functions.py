@@ -53,3 +53,8 @@ def test_a_parameter_that_forward_changes_is_refused_with_the_line(model: str, p
     with pytest.raises(Unsupported, match=rf"forward changes parameter '{parameter}teacher.weight' in place") as caught:
         capture(MODELS + model, scalable=False)
     assert caught.value.where.startswith("tests/capture/whole_models.py:") and caught.value.where.rpartition(":")[2].isdecimal()
+
+
+def test_what_has_its_samples_in_another_dimension_than_the_first_scales_with_the_batch() -> None:
+    """CTC takes times first: its work was rounded to whole numbers per time, and the graph held for one batch size only."""
+    assert capture(MODELS + "speech", loss="output").scaling is not None

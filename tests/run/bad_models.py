@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 
@@ -228,3 +229,89 @@ class Augmented(torch.utils.data.Dataset):
 
 def augmented():
     return Augmented()
+
+
+# ---- losses that are functions ----
+def rows():
+    return nn.Linear(4, 4), (torch.randn(4, 4), torch.randint(4, (4,)))
+
+
+def counted_loss(output, target):
+    global CALLS
+    CALLS += 1  # loss: global
+    return nn.functional.cross_entropy(output, target) * CALLS
+
+
+def _around():
+    calls = 0
+
+    def loss(output, target):
+        nonlocal calls
+        calls += 1  # loss: variable around it
+        return nn.functional.cross_entropy(output, target) * calls
+
+    return loss
+
+
+loss_with_variable = _around()
+
+
+class Counted:
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, output, target):
+        self.seen.append(1)  # loss: attribute
+        return nn.functional.cross_entropy(output, target) * len(self.seen)
+
+
+loss_of_an_object = Counted()
+
+
+class Tempered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, output, target):  # loss: parameter
+        return nn.functional.cross_entropy(output * self.temperature, target)
+
+
+trained_loss = Tempered()
+frozen_loss = Tempered().requires_grad_(False)
+
+
+def rows_loss(output, target):  # loss: rows
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+loss_of_rows = functools.partial(rows_loss)
+
+
+def picking_loss(output, target):
+    kept = output.max(-1).values > output.mean()
+    return nn.functional.cross_entropy(output[kept], target[kept])  # loss: picks
+
+
+class Returns(nn.Linear):
+    """Logits and what else is asked for: nanoGPT's form."""
+
+    def __init__(self, form):
+        super().__init__(4, 4)
+        self.form = form
+
+    def forward(self, x, targets=None):  # forward of forms
+        logits = super().forward(x)
+        loss = None if targets is None else nn.functional.cross_entropy(logits, targets)
+        other = None if loss is None else loss.detach() * 2
+        return {
+            "logits, loss": (logits, loss), "loss, logits": (loss, logits), "by another name": {"logits": logits, "objective": loss},
+            "logits, other, loss": (logits, other, loss), "logits alone": (logits, None), "names": {"a": other, "b": loss, "logits": logits},
+        }[self.form]  # fmt: skip
+
+
+for _name, _form in {
+    "logits_first": "logits, loss", "loss_first": "loss, logits", "other_name": "by another name", "which_loss": "logits, other, loss",
+    "no_loss": "logits alone", "which_name": "names",
+}.items():  # fmt: skip
+    globals()[_name] = functools.partial(lambda form: (Returns(form), (torch.randn(4, 4), torch.randint(4, (4,)))), _form)

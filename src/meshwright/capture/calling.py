@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["TARGET_NAMES", "Calling", "flat_inputs", "loss_of", "prediction_of"]
+__all__ = ["TARGET_NAMES", "Calling", "described", "flat_inputs", "loss_of", "parts_of", "prediction_of", "scalars_in"]
 
 TARGET_NAMES = ("labels", "label", "targets", "target")
 _PREDICTIONS = ("logits", "prediction", "sample", "last_hidden_state")  # fields of an output that a named loss is given, the first that is there
@@ -86,13 +86,32 @@ def prediction_of(output: Any) -> Any:
 
 
 def loss_of(output: Any) -> Any:
-    """The loss that a module returned: itself, the field `loss`, or the first of a tuple."""
+    """The loss that a module returned: itself, the field `loss`, the only floating-point scalar of a row or of fields (`(logits, loss)`), or the one
+    that stands first in a row. What holds no such thing comes back as it is, for the caller to refuse."""
     fields = _fields(output)
     if isinstance(fields.get("loss"), torch.Tensor):
         return fields["loss"]
-    if isinstance(output, (tuple, list)) and output and isinstance(output[0], torch.Tensor):
-        return output[0]
-    return output
+    found = scalars_in(output)
+    return next(iter(found.values())) if len(found) == 1 or "0" in found else output
+
+
+def scalars_in(output: Any) -> dict[str, torch.Tensor]:
+    """Floating-point scalars of a row or of fields, by place or name."""
+    return {k: v for k, v in parts_of(output).items() if isinstance(v, torch.Tensor) and not v.dim() and v.is_floating_point()}
+
+
+def described(output: Any) -> str:
+    """What a module returned, with names, shapes and types."""
+    if isinstance(output, torch.Tensor):
+        return f"a tensor of shape {tuple(output.shape)}, {output.dtype}"
+    parts = ", ".join(f"{k}: {tuple(v.shape) if isinstance(v, torch.Tensor) else type(v).__name__}" for k, v in parts_of(output).items())
+    return f"a {type(output).__name__}" + (f" ({parts})" if parts else "")
+
+
+def parts_of(output: Any) -> dict[str, Any]:
+    """What a row or fields hold, by place or name; nothing of anything else."""
+    row = {str(i): v for i, v in enumerate(output)} if isinstance(output, (tuple, list)) else {}
+    return _fields(output) or row
 
 
 def _fields(output: Any) -> dict[str, Any]:

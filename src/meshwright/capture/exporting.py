@@ -31,7 +31,7 @@ from .placed_tables import together
 from .regions import kept_whole
 from .resolve import ModelSource, place_of, shown
 from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
-from .torch_private import export_as_called, global_backward_hooks, without_places
+from .torch_private import export_as_called, global_backward_hooks, noting_places
 from .user_gradients import parameter_changes
 from .watched import NOT_THE_OWNERS, Watched, as_if_not_traced, watching
 from .whole_functions import FunctionsWhole, LastFunction
@@ -59,12 +59,13 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
     untold = False
     with contextlib.ExitStack() as told:
         for _ in range(MAX_ROUNDS):
-            seen, before = Seen(), plain_values(objective.model)
+            seen, before = Seen(), plain_values(objective.model, objective.code)
             found = _once(objective, source, mode, list(whole), seen, unfit=unfit)
-            changing, after = changed(before, plain_values(objective.model)), plain_values(objective.model)
+            changing, after = changed(before, plain_values(objective.model, objective.code)), plain_values(objective.model, objective.code)
             if changing or seen.assigned:
                 attributes = seen.changing(partial(_again, objective, source, mode, list(whole)))
-                refuse_changing(objective.model, changing & changed(after, plain_values(objective.model)), attributes)
+                again = changing & changed(after, plain_values(objective.model, objective.code))
+                refuse_changing(objective.model, again, attributes, objective.code)
             if not isinstance(found, Refusal):
                 lines = ", ".join(seen.printed)
                 printing = [f"what forward prints ({lines}) is printed while the model is traced, not in training"] if lines else []
@@ -108,14 +109,14 @@ def _once(
     """An exported program, flat; or a refusal. `places`: of every call in the source, which only a refusal names; `unfit`: is told which functions
     cannot be kept whole."""
     lost: list[Watched] = []
-    noting = contextlib.nullcontext() if places or _NOTING.get() else without_places()
+    noting = noting_places(places or _NOTING.get())
     try:
         with quiet(), noting, mode or contextlib.nullcontext(), _as_eager(objective, source, whole, lost, seen, unfit):
             exported = torch.export.export(objective, source.inputs, strict=False)
     except MeshwrightError:
         raise
     except Exception as error:
-        with quiet(), _kept(objective.model, whole, source.name, unfit):
+        with quiet(), _kept(objective.model, whole, source, unfit):
             found = diagnose(objective, source, mode, error)
         if found.message.startswith(_BY_VALUE):
             return replace(found, function=_failing(objective, source, mode, whole))
@@ -145,7 +146,7 @@ def _once(
 def _failing(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[Any]) -> Any:
     """The function of torch's in which export fails; None where it is none, or does not fail again."""
     last = LastFunction()
-    with contextlib.suppress(Exception), quiet(), without_places(), mode or contextlib.nullcontext():
+    with contextlib.suppress(Exception), quiet(), noting_places(False), mode or contextlib.nullcontext():
         with _as_eager(objective, source, whole, [], Seen(), None), last:
             torch.export.export(objective, source.inputs, strict=False)
         return None
@@ -153,11 +154,12 @@ def _failing(objective: Objective, source: ModelSource, mode: Any, whole: Sequen
 
 
 @contextlib.contextmanager
-def _kept(model: nn.Module, whole: Sequence[Any], name: str, unfit: set[Any] | None) -> Iterator[None]:
+def _kept(model: nn.Module, whole: Sequence[Any], source: ModelSource, unfit: set[Any] | None) -> Iterator[None]:
     functions = frozenset(x for x in whole if not isinstance(x, str))
-    mode = FunctionsWhole(functions, name)
+    mode = FunctionsWhole(functions, source.name, source.batch_size)
     try:
-        with modules_left_as_they_are(), kept_whole(model, _modules(whole), name), mode if functions else contextlib.nullcontext():
+        kept = kept_whole(model, _modules(whole), source.name, source.batch_size)
+        with modules_left_as_they_are(), kept, mode if functions else contextlib.nullcontext():
             yield
     finally:
         if unfit is not None:
@@ -176,7 +178,7 @@ def _as_eager(
 
     Objective.called = called  # type: ignore[method-assign]
     try:
-        with watching(objective, lost, seen), _kept(objective.model, whole, source.name, unfit), export_as_called():
+        with watching(objective, lost, seen), _kept(objective.model, whole, source, unfit), export_as_called():
             yield
     finally:
         Objective.called = own  # type: ignore[method-assign]

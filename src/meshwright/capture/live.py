@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from meshwright.errors import UsageError
 
 from .calling import flat_inputs
 
-__all__ = ["LIVE", "BatchForm", "form_of", "live_name", "maker_of", "standing", "stands_for"]
+__all__ = ["LIVE", "BatchForm", "as_function", "form_of", "live_name", "maker_of", "reduces_to", "standing", "stands_for"]
 
 LIVE = "live:"  # begins the name of what lives in a process
 MakeExample = Callable[[], tuple[nn.Module, Any]]
@@ -168,10 +169,21 @@ def _on(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return x.detach().to(device)
 
 
+def as_function(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss that is a module, as a function: its tensors would count as the model's own."""
+    return functools.wraps(loss.forward)(lambda *given: loss(*given)) if isinstance(loss, nn.Module) else loss
+
+
 def _reduce_to_loss(module: nn.Module, loss: Callable[[Any, Any], Any]) -> None:
     forward = module.forward
 
     def reduced(**batch: torch.Tensor) -> Any:
         return loss(forward(**batch), batch)
 
+    reduced.loss = loss  # type: ignore[attr-defined]
     module.forward = reduced
+
+
+def reduces_to(module: nn.Module) -> Callable[[Any, Any], Any] | None:
+    """The loss that a module's output was reduced to (`maker_of`)."""
+    return getattr(module.forward, "loss", None)

@@ -14,8 +14,9 @@ from torch import nn
 from meshwright.errors import FormatError, PlanMismatch, UsageError
 from meshwright.job import Recipe, Training
 
-from .live import LIVE, BatchForm, form_of, live_name, maker_of
+from .live import LIVE, BatchForm, as_function, form_of, live_name, maker_of
 from .resolve import build_model
+from .user_gradients import refuse_loss_parameters
 
 __all__ = ["LiveJob", "PlannedBatch", "by_size", "live_again", "live_job", "named_jobs", "sizes_of"]
 
@@ -194,9 +195,10 @@ def _loss(loss: Loss, form: BatchForm) -> tuple[str, Callable[..., Any] | None]:
         return loss, None
     if form.single:
         raise UsageError("a loss function needs a target", where="loss", hint="give the batch as a tuple with the target last, or as a dictionary")
+    refuse_loss_parameters(loss)
     name = live_name(loss, what="loss")
     known = _PLANNED_LOSSES.get(name, loss)
-    function = _plain(loss)
+    function = as_function(loss)
     _PLANNED_LOSSES[name] = loss if known is loss else None
     return ("output" if form.names else name), function
 
@@ -207,14 +209,7 @@ def _planned_loss(name: str, given: Loss) -> Callable[..., Any]:
         raise PlanMismatch(
             f"the plan's loss, {name}, is a function of the program that planned", where="loss", hint="give it: parallelize(..., loss=function)"
         )
-    return _plain(found)
-
-
-def _plain(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A module's tensors would count as the model's own."""
-    if not isinstance(loss, nn.Module):
-        return loss
-    return lambda *given: loss(*given)
+    return as_function(found)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -12,8 +12,10 @@ from torch import nn
 from meshwright.errors import UnknownName, UsageError
 
 from .assigned_buffers import assigned_in_place
-from .calling import Calling, loss_of, prediction_of
-from .resolve import match_hint, resolve_function, shown
+from .calling import Calling, described, loss_of, parts_of, prediction_of, scalars_in
+from .live import as_function, reduces_to
+from .resolve import match_hint, place_of, resolve_function
+from .user_gradients import refuse_loss_parameters
 
 __all__ = ["CHANNELS_LAST", "LOSSES", "Objective", "has_images", "loss_function"]
 
@@ -37,7 +39,9 @@ def loss_function(name: str) -> Callable[[Any, torch.Tensor], torch.Tensor] | No
     if name == "output":
         return None
     if ":" in name:
-        return resolve_function(name, what="loss")
+        found = resolve_function(name, what="loss")
+        refuse_loss_parameters(found)
+        return as_function(found) if isinstance(found, nn.Module) and any(True for _ in found.parameters()) else found
     raise UnknownName(f"there is no loss {name!r}", where=name, hint=match_hint(name, [*LOSSES, "module:function"]))
 
 
@@ -100,28 +104,38 @@ class Objective(nn.Module):  # type: ignore[misc]
                 raise UsageError("forward returns None", where=self.line(), hint=hint)
             result = self.loss(output if ":" in self.loss_name else prediction_of(output), inputs[-1])
         if not isinstance(result, torch.Tensor) or result.dim() != 0 or not result.is_floating_point():
-            shape = f"a tensor of shape {tuple(result.shape)}, {result.dtype}" if isinstance(result, torch.Tensor) else f"a {type(result).__name__}"
             hint = "with --loss output the module returns its loss" if self.loss is None else "a loss returns one floating-point number"
-            raise UsageError(f"the loss {self.loss_name!r} is {shape}, not a floating-point scalar", hint=hint)
+            raise UsageError(
+                f"the loss {self.loss_name!r} is {described(result)}, not a floating-point scalar", where=self.line(of_loss=True), hint=hint
+            )  # fmt: skip
         return result
 
     def refuse_losses(self, output: Any) -> None:
         """Raises: UsageError where a module returns nothing, or several losses in a row: the first is not trained alone without a word."""
         if output is None:
-            raise UsageError("forward returns None", where=self.line(), hint="with --loss output the module returns its loss")
-        several = [*output.values()] if isinstance(output, dict) and "loss" not in output else output if isinstance(output, (tuple, list)) else []
-        losses = [x for x in several if isinstance(x, torch.Tensor) and not x.dim() and x.requires_grad]
+            raise UsageError("forward returns None", where=self.line(of_loss=True), hint="with --loss output the module returns its loss")
+        several = {} if "loss" in parts_of(output) else scalars_in(output)
+        losses = {k: x for k, x in several.items() if x.requires_grad}
         if len(losses) > 1:
             raise UsageError(
-                f"forward returns {len(losses)} losses with gradients, and a plan trains one", where=self.line(),
+                f"forward returns {len(losses)} losses with gradients ({', '.join(losses)} of {described(output)}), and a plan trains one",
+                where=self.line(), data={"losses": len(losses)},
                 hint="return their sum, detach those that are only looked at, or train what has a loss of its own (the two of a GAN) as two jobs",
-                data={"losses": len(losses)},
+            )  # fmt: skip
+        if len(several) > 1 and "0" not in several:
+            raise UsageError(
+                f"which is the loss of what forward returns: {' or '.join(several)} of {described(output)}?", where=self.line(),
+                hint="return it first, or by the name `loss`",
             )  # fmt: skip
 
-    def line(self) -> str:
-        """`file:line` of the model's forward."""
-        code = getattr(type(self.model).forward, "__code__", None)
-        return f"{shown(code.co_filename)}:{code.co_firstlineno}" if code is not None else type(self.model).__name__
+    @property
+    def code(self) -> Any:
+        """The function that is the loss; None where the module returns it itself, or a named one takes its prediction."""
+        return self.loss.function if self.loss is not None and ":" in self.loss_name else reduces_to(self.model)
+
+    def line(self, *, of_loss: bool = False) -> str:
+        """`file:line` of the model's forward, or of the loss function where there is one."""
+        return place_of(self.code if of_loss and self.code is not None else type(self.model).forward)
 
     def called(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the model returns for the inputs, or for all but the target."""

@@ -48,13 +48,14 @@ class _Sample:
 @dataclass
 class _Region:
     """One call: `function(state, args, kwargs)`. `leaves`: arguments, None where a tensor stands; `names`: of its state, in the order in which the
-    operator takes it."""
+    operator takes it; `batch`: the model's samples, wherever they are among its arguments' dimensions."""
 
     function: Callable[[dict[str, torch.Tensor], Any, Any], Any]
     spec: Any
     leaves: tuple[Any, ...]
     tensors: int
     names: tuple[tuple[str, ...], ...]
+    batch: int
     out_spec: Any = None
     out_leaves: tuple[Any, ...] = ()
     samples: dict[Shapes, _Sample] = field(default_factory=dict)
@@ -107,12 +108,12 @@ def region_saved_bytes(key: str, tensors: Sequence[torch.Tensor]) -> int:
 
 
 @contextlib.contextmanager
-def kept_whole(model: nn.Module, paths: Sequence[str], name: str) -> Iterator[None]:
-    """While it lasts, calls of the modules at `paths` in this thread are single operators. `name`: of the model, for keys."""
+def kept_whole(model: nn.Module, paths: Sequence[str], name: str, batch: int) -> Iterator[None]:
+    """While it lasts, calls of the modules at `paths` in this thread are single operators. `name`: of the model, for keys; `batch`: its samples."""
     modules = dict(model.named_modules())
     try:
         for path in paths:
-            modules[path]._call_impl = _Called(modules[path], f"{name}|{path}")
+            modules[path]._call_impl = _Called(modules[path], f"{name}|{path}", batch)
         yield
     finally:
         for path in paths:
@@ -122,8 +123,8 @@ def kept_whole(model: nn.Module, paths: Sequence[str], name: str) -> Iterator[No
 class _Called:
     """Stands for a module's call while its model is traced."""
 
-    def __init__(self, module: nn.Module, key: str) -> None:
-        self.module, self.key, self.count = module, key, 0
+    def __init__(self, module: nn.Module, key: str, batch: int) -> None:
+        self.module, self.key, self.batch, self.count = module, key, batch, 0
         self.original = module._call_impl
         self.thread = threading.get_ident()
         self.real = {n: t for n, t in _state(module) if not isinstance(t, _FAKE)}
@@ -133,12 +134,13 @@ class _Called:
             return self.original(*args, **kwargs)
         key = f"{self.key}|{self.count}"
         self.count += 1
-        return one_region(key, _call_of(self.module), args, kwargs, list(_state(self.module)), self.real, where=place_of(type(self.module).forward))
+        state, where = list(_state(self.module)), place_of(type(self.module).forward)
+        return one_region(key, _call_of(self.module), args, kwargs, state, self.real, batch=self.batch, where=where)
 
 
 def one_region(
     key: str, function: Callable[..., Any], args: Any, kwargs: Any, state: Sequence[tuple[str, torch.Tensor]] = (),
-    real: Mapping[str, torch.Tensor] | None = None, *, fixed: bool = False, where: str = "",
+    real: Mapping[str, torch.Tensor] | None = None, *, batch: int, fixed: bool = False, where: str = "",
 ) -> Any:  # fmt: skip
     """Traces a call, whose code is at `where`, as one operator. `state`: by name, the tensors beside its arguments; `real`: those that have values;
     `fixed`: only where what it returns has the shapes of one sample on another, too.
@@ -155,7 +157,7 @@ def one_region(
     before = _REGIONS.get(key)
     region = _Region(
         function=function, spec=spec, leaves=tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves), tensors=len(tensors),
-        names=tuple(map(tuple, names.values())), samples=before.samples if before is not None else {},
+        names=tuple(map(tuple, names.values())), batch=batch, samples=before.samples if before is not None else {},
     )  # fmt: skip
     given = [*tensors, *held.values()]
     parameters = {n for n, t in state if isinstance(t, nn.Parameter)}
@@ -245,6 +247,7 @@ def _measured(region: _Region, values: Sequence[torch.Tensor]) -> _Sample:
         if leads and wanted:
             torch.autograd.grad(leads, wanted, [torch.ones_like(y) for y in leads], allow_unused=True)
     rows = int(values[0].shape[0]) if region.tensors and values[0].dim() else 1
+    rows = rows if rows % region.batch == 0 else region.batch  # the samples are not its first dimension
     made = sum(x.untyped_storage().nbytes() for x in kept.values())
     return _Sample(
         tuple((tuple(y.shape), y.dtype) for y in outputs), _per_row(phase[0], rows), _per_row(phase[1], rows), -(-made // rows) * rows

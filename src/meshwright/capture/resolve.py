@@ -37,7 +37,7 @@ from .live import stands_for
 from .placed_tables import place_tables, read_placed, split_name
 from .weight_files import WeightFiles, has_weights
 
-__all__ = ["ModelSource", "build_model", "match_hint", "place_of", "resized", "resolve_function", "shown", "user_code"]
+__all__ = ["ModelSource", "build_model", "match_hint", "place_of", "resized", "resolve_function", "shown", "unwrapped", "user_code"]
 
 IN_A_WORKER = "Original Traceback (most recent call last)"  # what torch puts into the message of an error of a DataLoader's worker
 
@@ -211,15 +211,22 @@ def shown(filename: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
 
-def place_of(code: Any) -> str:
-    """`file:line` of a function, a method, a class, or what is called like one."""
+def unwrapped(code: Any) -> Any:
+    """The function behind a partial, a decorator, a method, a module, or what is called like a function; what has none (a builtin) as it is."""
     while hasattr(code, "func"):  # functools.partial
         code = code.func
+    code = inspect.unwrap(type(code).forward if isinstance(code, nn.Module) else code)
+    code = getattr(code, "__func__", code)
+    return code if hasattr(code, "__code__") or inspect.isclass(code) or inspect.isbuiltin(code) or not callable(code) else type(code).__call__
+
+
+def place_of(code: Any) -> str:
+    """`file:line` of a function, a method, a class, or what is called like one."""
+    code = unwrapped(code)
     with contextlib.suppress(TypeError, OSError):
         if inspect.isclass(code):
             return f"{shown(inspect.getsourcefile(code) or '')}:{inspect.getsourcelines(code)[1]}"
-        found = getattr(inspect.unwrap(code), "__code__", None) or getattr(type(code).__call__, "__code__", None)
-        if found is not None:
+        if (found := getattr(code, "__code__", None)) is not None:
             return f"{shown(found.co_filename)}:{found.co_firstlineno}"
     return type(code).__module__
 

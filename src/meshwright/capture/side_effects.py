@@ -1,8 +1,8 @@
 """What forward does beside computing with tensors: a recorded graph would do it once, or never again.
 
-Numbers and texts that forward changes every time it runs (globals of its file, attributes of modules; in lists and dictionaries among them too, whose
-lengths also count) are found by two traces: what changes once is a cache. They are refused with the line, for ranks run forward once per
-micro-batch. Files that the owner's own code reads inside forward, what it prints, and attributes that it sets or whose contents it changes are
+Numbers and texts that forward or the loss changes every time it runs (globals of its file, attributes of modules; in lists and dictionaries among
+them too, whose lengths also count) are found by two traces: what changes once is a cache. They are refused with the line, for ranks run forward once
+per micro-batch. Files that the owner's own code reads inside forward, what it prints, and attributes that it sets or whose contents it changes are
 noticed as it happens (`calls_watched`, `contents_watched`): export sets attributes back.
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
+import inspect
 import io
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from torch import nn
 
 from meshwright.errors import Unsupported
 
-from .resolve import shown
+from .resolve import shown, unwrapped
 
 __all__ = ["Seen", "calls_watched", "changed", "contents_watched", "plain_values", "refuse_changing"]
 
@@ -66,21 +67,40 @@ def _plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str))
 
 
-def plain_values(model: nn.Module) -> dict[Place, Any]:
-    """Numbers and texts among the globals of the files that the owner's modules are written in, and in containers among these."""
+def plain_values(model: nn.Module, loss: Any = None) -> dict[Place, Any]:
+    """Numbers and texts among the globals of the files that the owner's modules and his loss are written in, and in containers among these; those
+    that the loss function keeps in variables around it, or in itself."""
     found: dict[Place, Any] = {}
     files: dict[str, dict[str, Any]] = {}
-    for module in model.modules():
-        function = getattr(type(module).forward, "__globals__", {})
-        file = str(function.get("__file__", ""))
+    function = unwrapped(loss)
+    for names in (*(getattr(type(m).forward, "__globals__", {}) for m in model.modules()), getattr(function, "__globals__", {})):
+        file = str(names.get("__file__", ""))
         if file and _is_owners(file):
-            files[file] = function
+            files[file] = names
     for file, names in files.items():
-        for name, value in list(names.items()):
-            if _plain(value) and not name.startswith("__"):
-                found[file, name] = value
-            else:
-                found |= _plain_within(file, name, value)
+        found |= _plain_among(file, names)
+    if file := _is_owners_function(function):
+        found |= _plain_among(file, inspect.getclosurevars(function).nonlocals)
+        if loss is not function and not isinstance(loss, nn.Module):  # modules among the model's are watched as they are given attributes
+            inner = inspect.unwrap(loss)
+            held = getattr(getattr(inner, "__self__", inner), "__dict__", {})
+            found |= _plain_among(file, {k: v for k, v in held.items() if k not in _OF_ALL_MODULES})
+    return found
+
+
+def _is_owners_function(function: Any) -> str:
+    """The file of a function of the owner's, else ""."""
+    file = function.__code__.co_filename if hasattr(function, "__code__") else ""
+    return file if file and _is_owners(file) else ""
+
+
+def _plain_among(file: str, names: Mapping[str, Any]) -> dict[Place, Any]:
+    found: dict[Place, Any] = {}
+    for name, value in list(names.items()):
+        if _plain(value) and not name.startswith("__"):
+            found[file, name] = value
+        else:
+            found |= _plain_within(file, name, value)
     return found
 
 
@@ -91,7 +111,7 @@ def contents_watched(model: nn.Module, seen: Seen) -> Iterator[None]:
     yield
     for (path, name), (module, value, held) in _contents(model).items():
         if (path, name) in before and before[path, name][2] != held:
-            seen.assigned[path, name] = module, value, _line(module, _file(type(module)), f"{name}[]")
+            seen.assigned[path, name] = module, value, _line(module, _file(type(module)), f"{name}[]")[0]
 
 
 def _contents(model: nn.Module) -> dict[Place, tuple[nn.Module, Any, dict[Place, Any]]]:
@@ -115,31 +135,42 @@ def changed(before: dict[Place, Any], after: dict[Place, Any]) -> set[Place]:
     return {k for k, v in before.items() if k in after and (after[k] != v and not (v != v and after[k] != after[k]))}
 
 
-def refuse_changing(model: nn.Module, changing: set[Place], attributes: dict[str, str]) -> None:
+def refuse_changing(model: nn.Module, changing: set[Place], attributes: dict[str, str], loss: Any = None) -> None:
     """Raises: Unsupported naming the first of what changes every time, and the line that changes it."""
-    found = [(f"global {name.removesuffix('[]')}", name, _line(model, file, name)) for file, name in sorted(changing)]
-    for what, name, where in (*found, *((f"attribute {name}", name, line) for name, line in sorted(attributes.items()))):
+    found = [(f"{_whose(loss, name)} {name.removesuffix('[]')}", name, *_line(model, file, name, loss)) for file, name in sorted(changing)]
+    of_modules = ((f"attribute {name}", name, line, False) for name, line in sorted(attributes.items()))
+    for what, name, where, by_loss in (*found, *of_modules):
         raise Unsupported(
-            f"forward changes {what} every time it runs; ranks run it once per micro-batch, and what is computed would depend on that",
-            where=where, hint="keep what the model counts in a buffer (register_buffer), or outside of forward",
+            f"{'the loss' if by_loss else 'forward'} changes {what} every time it runs; ranks run it once per micro-batch, and what is computed "
+            "would depend on that",
+            where=where, hint="keep what the model counts in a buffer (register_buffer), or outside of forward and the loss",
             data={"name": name},
         )  # fmt: skip
 
 
-def _line(model: nn.Module, file: str, name: str) -> str:
-    """`file:line` that sets a global, or changes what it or an attribute holds; of the first forward of the file where none is found."""
+def _whose(loss: Any, name: str) -> str:
+    """Variables around a loss function and its attributes are no globals."""
+    function = unwrapped(loss)
+    free = {*getattr(getattr(function, "__code__", None), "co_freevars", ()), *getattr(getattr(loss, "__self__", loss), "__dict__", {})}
+    return "its own" if name.partition("[")[0] in free else "global"
+
+
+def _line(model: nn.Module, file: str, name: str, loss: Any = None) -> tuple[str, bool]:
+    """`file:line` that sets a global, or changes what it or an attribute holds, and whether that is the loss's code; of the first forward of the file
+    where none is found."""
     bare = name.partition("[")[0]
     kinds = [type(m) for m in model.modules() if _file(type(m)) == file]
+    function = unwrapped(loss)
+    codes = [(getattr(f, "__code__", None), False) for kind in kinds for f in (kind.forward, *vars(kind).values())]
+    codes += [(function.__code__, True)] if _is_owners_function(function) == file else []
     first = ""
-    for kind in kinds:
-        for function in [kind.forward, *vars(kind).values()]:
-            code = getattr(function, "__code__", None)
-            if code is None:
-                continue
-            first = first or f"{shown(code.co_filename)}:{code.co_firstlineno}"
-            if line := _sets(code, bare, inside=name != bare):
-                return f"{shown(code.co_filename)}:{line}"
-    return first or file
+    for code, by_loss in codes:
+        if code is None:
+            continue
+        first = first or f"{shown(code.co_filename)}:{code.co_firstlineno}"
+        if line := _sets(code, bare, inside=name != bare):
+            return f"{shown(code.co_filename)}:{line}", by_loss
+    return first or file, not kinds
 
 
 def _file(kind: type[nn.Module]) -> str:
@@ -152,7 +183,7 @@ def _sets(code: CodeType, name: str, *, inside: bool) -> int:
     for step in dis.get_instructions(code):
         line = step.starts_line or line
         if step.argval == name:
-            if step.opname == "STORE_GLOBAL":
+            if step.opname in ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"):
                 return line
             named = True
         if inside and named and (step.opname == "STORE_SUBSCR" or (before == name and step.argval in _CHANGING)):

@@ -17,9 +17,9 @@ from torch import nn
 __all__ = [
     "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "below_autocast", "calls_untraced", "checkpoints_run_plainly", "constant_spec",
     "custom_partitioner", "dispatch_mode", "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block",
-    "global_backward_hooks", "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "partition_saving", "register_constants",
-    "replaced_autocast", "run_backward", "sac_tools", "storage_key", "torch_partition", "traced_below", "uncompiled_graphs",
-    "without_hooks_where_refused", "without_places",
+    "global_backward_hooks", "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "noting_places", "partition_saving",
+    "register_constants", "replaced_autocast", "run_backward", "sac_tools", "storage_key", "torch_partition", "traced_below",
+    "uncompiled_graphs", "without_hooks_where_refused",
 ]  # fmt: skip
 
 
@@ -72,19 +72,25 @@ def uncompiled_graphs() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def without_places() -> Iterator[None]:
-    """While it lasts, tracing does not note at every call where in the Python source it was made: the deeper the
-    caller's stack, the longer that takes; a seventh of an export under pytest. Torch 2.11 cannot leave it out."""
+def noting_places(noted: bool) -> Iterator[None]:
+    """Whether, while it lasts, tracing notes at every call where in the Python source it was made, also below a function that is no module's forward.
+    The deeper the caller's stack, the longer that takes; a seventh of an export under pytest. Torch 2.11 cannot leave it out."""
     config: Any = getattr(torch.fx, "config", None)
     if not hasattr(config, "do_not_emit_stack_traces"):
         yield
         return
-    before = config.do_not_emit_stack_traces
-    config.do_not_emit_stack_traces = True
+    tracer: Any = torch.fx.proxy.TracerBase
+    before, chosen = config.do_not_emit_stack_traces, tracer._filter_traceback_frames
+
+    def below_forward(self: Any, frames: Any) -> Any:
+        self._record_forward_stack_traces_only = False  # not of frames that are called `forward` alone
+        return chosen(self, frames)
+
+    config.do_not_emit_stack_traces, tracer._filter_traceback_frames = not noted, below_forward
     try:
         yield
     finally:
-        config.do_not_emit_stack_traces = before
+        config.do_not_emit_stack_traces, tracer._filter_traceback_frames = before, chosen
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from meshwright.errors import Unsupported
 
 from .resolve import place_of
 
-__all__ = ["functions_watched", "parameter_changes", "refuse_parameter_hooks"]
+__all__ = ["functions_watched", "parameter_changes", "refuse_loss_parameters", "refuse_parameter_hooks"]
 
 OF_TORCH = ("torch.", "meshwright.")  # whose functions compute the gradient of what they compute
 
@@ -34,6 +34,17 @@ def refuse_parameter_hooks(module: nn.Module, model: str) -> None:
                 hint="change gradients in the module's backward (a hook on a tensor or module), or in the optimizer function",
                 data={"cause": "user-gradients", "parameter": name, "where": place_of(hooks[0])},
             )  # fmt: skip
+
+
+def refuse_loss_parameters(loss: Any) -> None:
+    """Raises: Unsupported for a loss that is a module with parameters to train: a plan's are the model's."""
+    name = next((n for n, p in loss.named_parameters() if p.requires_grad), "") if isinstance(loss, nn.Module) else ""
+    if name:
+        raise Unsupported(
+            f"the loss has a parameter {name!r} to train, and a plan trains those of the model", where=place_of(loss),
+            hint="make it part of the model: a module that returns its loss (loss output); or freeze it (requires_grad_(False))",
+            data={"parameter": name},
+        )  # fmt: skip
 
 
 def parameter_changes(name: str, where: str) -> Unsupported:

@@ -31,11 +31,12 @@ class LastFunction(TorchFunctionMode):  # type: ignore[misc]
 
 
 class FunctionsWhole(TorchFunctionMode):  # type: ignore[misc]
-    """While it is entered, calls of `functions` are single operators. `name`: of the model, for keys; `unfit`: those that cannot be so."""
+    """While it is entered, calls of `functions` are single operators. `name`: of the model, for keys; `batch`: its samples; `unfit`: those that
+    cannot be so."""
 
-    def __init__(self, functions: Container[Any], name: str) -> None:
+    def __init__(self, functions: Container[Any], name: str, batch: int) -> None:
         super().__init__()
-        self.functions, self.name, self.count, self.unfit = functions, name, 0, set[Any]()
+        self.functions, self.name, self.batch, self.count, self.unfit = functions, name, batch, 0, set[Any]()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -44,7 +45,7 @@ class FunctionsWhole(TorchFunctionMode):  # type: ignore[misc]
         key = f"{self.name}|{function.__name__}()|{self.count}"
         self.count += 1
         try:
-            return one_region(key, lambda _, args, kwargs: _unchanged(function, args, kwargs), args, kwargs, fixed=True)
+            return one_region(key, lambda _, args, kwargs: _unchanged(function, args, kwargs), args, kwargs, batch=self.batch, fixed=True)
         except Exception:  # it is not known beforehand what a function of torch's says of samples
             self.unfit.add(function)
             return function(*args, **kwargs)

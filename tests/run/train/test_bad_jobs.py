@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 
+from meshwright.capture.forward import trace_forward
 from meshwright.capture.graph import capture
 from meshwright.cli import main
 from meshwright.errors import CaptureError, Unsupported, UsageError
@@ -43,12 +44,40 @@ def line(marked: str) -> str:
         ("two_losses", "output", UsageError, "forward returns 2 losses", "two"),
         ("losses_by_name", "output", UsageError, "forward returns 2 losses", "by name"),
         ("two_nets", "mse", UsageError, "the first of the pair is a tuple", ""),
+        ("rows", f"{HERE}:counted_loss", Unsupported, "the loss changes global CALLS every time", "loss: global"),
+        ("rows", f"{HERE}:loss_with_variable", Unsupported, "the loss changes its own calls every time", "loss: variable around it"),
+        ("rows", f"{HERE}:loss_of_an_object", Unsupported, "the loss changes its own seen every time", "loss: attribute"),
+        ("rows", f"{HERE}:trained_loss", Unsupported, "the loss has a parameter 'temperature' to train", "loss: parameter"),
+        ("rows", f"{HERE}:loss_of_rows", UsageError, r"a tensor of shape \(4,\)", "loss: rows"),
+        ("which_loss", "output", UsageError, r"which is the loss .* 1 or 2 of a tuple \(0: \(4, 4\), 1: \(\), 2: \(\)\)", "forward of forms"),
+        ("which_name", "output", UsageError, "which is the loss .* a or b of a dict", "forward of forms"),
+        ("no_loss", "output", UsageError, r"a tuple \(0: \(4, 4\), 1: NoneType\), not a floating", "forward of forms"),
     ],
 )
 def test_models_that_are_refused(model: str, loss: str, error: type[Exception], says: str, where: str) -> None:
     with pytest.raises(error, match=says) as found:
         capture(f"{HERE}:{model}", loss=loss, scalable=False)
     assert found.value.where == (line(where) if where else f"{HERE}:{model}") and found.value.hint
+
+
+@pytest.mark.parametrize("form", ["logits_first", "loss_first", "other_name"])
+def test_a_loss_among_what_forward_returns(form: str) -> None:
+    """The only scalar: `(logits, loss)`, as in nanoGPT."""
+    traced = trace_forward(f"{HERE}:{form}", loss="output", device="cpu")
+    x, targets = traced.inputs
+    expected = torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, *traced.parameters.values()), targets)
+    assert traced.method == "export" and torch.equal(traced.graph_module(*map(traced.value, traced.placeholders))[0], expected)
+
+
+def test_a_loss_with_frozen_parameters_is_computed_with_them() -> None:
+    traced = trace_forward(f"{HERE}:rows", loss=f"{HERE}:frozen_loss", device="cpu")
+    assert traced.method == "export" and {*traced.parameters} == {"weight", "bias"}
+
+
+def test_what_cannot_be_traced_in_a_loss_is_told_with_its_line() -> None:
+    """No module's forward is around it but ours."""
+    graph = capture(f"{HERE}:rows", loss=f"{HERE}:picking_loss", scalable=False)
+    assert any(f"at {line('loss: picks')}: a shape depends on values" in note for note in graph.notes)
 
 
 @pytest.mark.parametrize(("model", "says"), [("frozen", "no parameter of the model is trainable"), ("detached", "no gradient for any parameter")])
