@@ -109,7 +109,7 @@ def plan_found(
     name, options = _schedule_of(layout)
     schedule = PipelineWanted(name=name, options=options)
     recompute = RecomputeWanted(again.pop() if len(again) == 1 and again != {"none"} else "auto")
-    rest = (recompute, CollectivesWanted(collective), ShardingWanted(level=level), schedule)
+    rest: tuple[object, ...] = (recompute, CollectivesWanted(collective), ShardingWanted(level=level), schedule)
     budget = SearchBudget(time_limit_s=time_limit_s)
     if (precision := found.precision).torch_name != "float32":
         job = msgspec.structs.replace(job, dtype=precision.torch_name)
