@@ -207,6 +207,9 @@ class Processors(NamedTuple):
     copy_row: I64 | None = None
 
 
+_NONE = Processors(np.zeros(0, bool), *(np.zeros(0),) * 4, np.zeros(0, np.int64), 0.0, 0.0, np.zeros(0, bool), 0.0)
+
+
 def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, processors: Processors | None = None) -> tuple[ProgramTables, I64]:
     """Tables of a plain program (no calls, not folded) and the number of messages per channel.
 
@@ -223,13 +226,12 @@ def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, pr
     repeat = la.repeat[lane_of]
     record_at = np.zeros(len(s) + 1, np.int64)
     np.cumsum(repeat, out=record_at[1:])
-    none = np.zeros(0)
     of_lane = np.full(len(la), -1) if processors is None else np.where(processors.taken[la.actor], la.actor, -1)
     tables = ProgramTables(
         _c32(la.start), _c32(la.end), _c32(la.repeat), _c32(np.where(la.unit >= 0, unit.reshape(-1), -1)), _c32(s.kind),
         np.ascontiguousarray(durations_s, np.float64), np.ascontiguousarray(size_bytes, np.float64), in_ptr, in_channel, out_ptr, out_channel,
         _c32(s.after_ptr), _c32(s.after_step), _c32(s.after_lag), _c32(repeat), record_at, np.ascontiguousarray(depth, np.int64), sender, len(unique),
-        _c32(of_lane), *_of_processors(processors or Processors(none > 0, *(none,) * 5, 0.0, 0.0, none > 0, 0.0), len(s)),
+        _c32(of_lane), *_of_processors(processors or _NONE, len(s)),
     )  # fmt: skip
     return tables, messages
 

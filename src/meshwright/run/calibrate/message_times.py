@@ -69,7 +69,7 @@ class MessageTimes:
     def cold(self, size: int) -> tuple[torch.Tensor, ...]:
         """Two at least, of which none is in a cache when its turn comes, as parts of all gradients are not."""
         count = max(2, min(MAX_TURNS, COLD_BYTES // size))
-        return self.tensor(size * count).split(size)
+        return tuple(self.tensor(size * count).split(size))
 
     def ring(self, size: int) -> Rounds:
         """n rounds: all compute, then send to the next rank and receive from the one before, two receives posted ahead; in groups, where the
