@@ -45,6 +45,9 @@ GRAPHS = {
     "K4,4": (nx.complete_bipartite_graph(4, 4), 2, "7/8"), "Petersen": (nx.petersen_graph(), 2, "9/10"),
     "circulant 16": (nx.circulant_graph(16, [3, 4]), 3, "15/16"), "torus 4x4": (nx.grid_2d_graph(4, 4, periodic=True), 4, "15/16"),
     "ring 6": (nx.cycle_graph(6), 3, "5/6"), "one-way ring": (nx.DiGraph((i, (i + 1) % 5) for i in range(5)), 4, "4/5"),
+    # networkx's graphs, some of no symmetry; as an LP (HiGHS) of every rank and step divides them
+    "Heawood": (nx.heawood_graph(), 3, "13/14"), "Chvátal": (nx.chvatal_graph(), 2, "11/12"), "Frucht": (nx.frucht_graph(), 4, "4/3"),
+    "Tutte": (nx.tutte_graph(), 8, "211/92"), "icosahedron": (nx.icosahedral_graph(), 3, "11/12"),
     "line of K4,4": (lines(nx.complete_bipartite_graph(4, 4)), 3, "1"), "complete": (nx.complete_graph(5), 1, "4/5"),
 }  # fmt: skip
 

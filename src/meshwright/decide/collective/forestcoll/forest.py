@@ -133,7 +133,7 @@ def spread_load(load: Mapping[tuple[int, int], int], symmetry: Shift) -> dict[tu
         if box in symmetry.stays:
             out[u, v] = used * symmetry.members  # the arc of all images
             continue
-        first = symmetry.image(u, -symmetry.turns(box)), symmetry.image(v, -symmetry.turns(box))
+        first = symmetry.image(u, -symmetry.turn_of[box]), symmetry.image(v, -symmetry.turn_of[box])
         orbit[first] = orbit.get(first, 0) + used
     return out | {(symmetry.image(u, m), symmetry.image(v, m)): used for (u, v), used in orbit.items() for m in range(symmetry.members)}
 

@@ -145,20 +145,20 @@ class Shift:
         """The boxes that move, in order."""
         return tuple(x for x in range(len(self.boxes.members)) if x not in self.stays)
 
-    @property
+    @cached_property
     def members(self) -> int:
         return len(self.moving)
 
-    def turns(self, box: int) -> int:
-        """How many boxes further a moving box is than the first."""
-        return box - sum(x < box for x in self.stays)
+    @cached_property
+    def turn_of(self) -> dict[int, int]:
+        """How many boxes further every moving box is than the first."""
+        return {box: turns for turns, box in enumerate(self.moving)}
 
     def image(self, v: int, member: int) -> int:
         """Where a member of the group takes node v."""
-        if v not in self.boxes.place or self.boxes.place[v][0] in self.stays:
-            return v
-        box, position = self.boxes.place[v]
-        return self.boxes.members[self.moving[(self.turns(box) + member) % self.members]][position]
+        box, position = self.boxes.place.get(v, (-1, 0))
+        turns = self.turn_of.get(box)
+        return v if turns is None else self.boxes.members[self.moving[(turns + member) % self.members]][position]
 
     @property
     def fixed(self) -> tuple[int, ...]:
