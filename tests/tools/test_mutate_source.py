@@ -180,6 +180,21 @@ def test_every_decorator_of_kernels_is_known() -> None:
         assert [m.compiled for m in operators.mutations("x.py", f"@{name}\ndef f(a):\n    a = 1\n")] == [True, True], name
 
 
+def test_a_kernel_that_other_modules_call_meets_the_tests_of_its_folder(tmp_path: Path) -> None:
+    """It has no probe, and its module may have nothing else that is called."""
+    path = tmp_path / "src" / "p" / "room" / "k.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("@kernel\ndef f(a):\n    return a + 1\n")
+    bench = object.__new__(runs.Bench)
+    bench.root, bench.unreliable = tmp_path, set()
+    (made,) = operators.mutations("src/p/room/k.py", path.read_text(), 3)[:1]
+    touched = {
+        "tests/room/test_b.py::t": {"s": 2.0, "lines": {}}, "tests/far/test_a.py::t": {"s": 3.0, "lines": {made.path: [0]}},
+        "tests/far/test_c.py::t": {"s": 1.0, "lines": {}},
+    }  # fmt: skip
+    assert bench.tests_for(made, touched) == ["tests/room/test_b.py::t", "tests/far/test_a.py::t"]
+
+
 def test_kernels_are_known_as_compiled() -> None:
     made = operators.mutations("x.py", "@njit(cache=True)\ndef f(a):\n    return a + 1\n\n\ndef g(a):\n    return a + 1\n")
     assert {(m.scope, m.compiled) for m in made} == {("f", True), ("g", False)}

@@ -204,14 +204,15 @@ class Bench:
         """Tests that run the line, quickest first; then those of the same test files that call something else of the module.
 
         The second kind is for results that an earlier test of the file has computed and kept. A line that runs at import, or that is
-        compiled, has no probe: every test that calls something of the module counts; where none does, those in the folder of its name, or all.
+        compiled, has no probe: every test that calls something of the module counts, of a kernel also those in the folder of its name; where none
+        does, those in that folder, or all.
         """
         lines = {test: entry["lines"].get(mutation.path, ()) for test, entry in touched.items()}
         seen = mutation.line in function_lines((self.root / mutation.path).read_text(encoding="utf-8")) and not mutation.compiled
         first = [test for test, ran in lines.items() if (mutation.line if seen else 0) in ran]
-        if not first and not seen:
+        if not seen and (mutation.compiled or not first):  # a kernel that other modules call leaves no mark of its own
             beside = [test for test in touched if Path(test.partition("::")[0]).parent.name == Path(mutation.path).parent.name]
-            first = beside or list(touched)
+            first = list(dict.fromkeys([*first, *beside])) or list(touched)
         files = {test.partition("::")[0] for test in first}
         second = [test for test, ran in lines.items() if 0 in ran and test.partition("::")[0] in files and test not in set(first)]
         return [t for part in (first, second) for t in sorted(part, key=lambda t: touched[t]["s"]) if t not in self.unreliable]
