@@ -36,6 +36,10 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["fixed"]["best_fixed_s"] == found["fixed"]["adaptive_s"]
     assert main(words) == 0
     assert "with the best fixed one" in capsys.readouterr().out
+    words = ["experts", "compare", "--fabric", "star:4", "--experts", "4", "--model-dim", "1024", "--inner", "65536", "--capacities", "4096"]
+    assert main([*words, "--chunks", "1", "--degrees", "1"]) == 0  # a star is one server: seconds with their unit, and who was refused
+    said = capsys.readouterr().out
+    assert re.search(r"^4096 +r=1 d=1 linear +[\d.]+ s ", said, re.MULTILINE) and "refused: 2dh: two steps need" in said
 
 
 @pytest.mark.parametrize(

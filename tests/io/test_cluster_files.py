@@ -127,7 +127,8 @@ def test_tables_of_jobs(tmp_path):
     text = FILES["Alibaba"].decode()
     for wrong, says in (
         (text.replace("12537496", "-5"), "deletion_time is '-5'"), (text.replace(",12902960,", ",1,"), "before it starts"),
-        (text.replace("num_gpu", "gpus"), "lacks columns: num_gpu"), (text.replace("p1", "p0"), "taken"), (text + "x,1\n", "2 columns"),
+        (text.replace("num_gpu", "gpus"), "lacks columns: num_gpu or gpu_request or gpu_num"), (text.replace("p1", "p0"), "taken"),
+        (text + "x,1\n", "2 columns"),
         (text.replace("12000", '"12000"x'), "not CSV"), (text + "x" * 70000, "characters"),
     ):  # fmt: skip
         with pytest.raises(FormatError) as refused:

@@ -38,7 +38,7 @@ def measure_stalls(
 
     Raises: UsageError for an iterable dataset, files that are not known, too few items; OSError for files that are gone.
     """
-    dataset = getattr(loader, "dataset", None)
+    dataset: Any = getattr(loader, "dataset", None)
     if not by_number(dataset) or loader.batch_size is None:
         raise UsageError("not a DataLoader over a map-style dataset with batches", where="loader", hint="items must be readable by number")
     plain = dataset.plain if isinstance(dataset, Kept) else dataset  # what is kept would be dropped and read again by our own measurement

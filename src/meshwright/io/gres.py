@@ -18,7 +18,7 @@ class Gpus(NamedTuple):
     """`type` "": not said. `numbers`: as in `IDX:0-1,3`, "" where a list says none."""
 
     type: str
-    count: int
+    gpus: int
     numbers: str
 
 

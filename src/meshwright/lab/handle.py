@@ -60,8 +60,9 @@ class StandingLab(Links):
         names = ("cpu_share", "cpu_period_s", "cpu_overrun_s", "cpu_stretch", "cpu_cores", "cpu_speeds")
         devices = tuple(replace(d, **{n: getattr(shares[d.name], n) for n in names}) for d in fabric.devices)
         rates = {(x.src, x.dst): x for x in there.links}
-        links = tuple(replace(x, **({"rate_Bps": y.rate_Bps, "burst_bytes": y.burst_bytes} if (y := rates.get((x.src, x.dst))) else {}))
-                      for x in fabric.links)  # fmt: skip
+        links = tuple(
+            replace(x, rate_Bps=rates[e].rate_Bps, burst_bytes=rates[e].burst_bytes) if (e := (x.src, x.dst)) in rates else x for x in fabric.links
+        )
         return replace(fabric, devices=devices, links=links)
 
     def address(self, device: int | str) -> str:

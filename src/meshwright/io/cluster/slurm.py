@@ -133,10 +133,10 @@ def parse_nodes(text: str, where: str = "scontrol show node") -> list[SlurmNode]
     for here, words in _lines(text, "NodeName", where):
         say = dict(words)
         gpus = gpus_in(say.get("Gres", ""))
-        types = {x.type for x in gpus if x.count}
+        types = {x.type for x in gpus if x.gpus}
         state = say.get("State", "UNKNOWN")
         found.append(SlurmNode(
-            name=say["NodeName"], address=say.get("NodeAddr", "") or say["NodeName"], gpus=sum(x.count for x in gpus),
+            name=say["NodeName"], address=say.get("NodeAddr", "") or say["NodeName"], gpus=sum(x.gpus for x in gpus),
             type=types.pop() if len(types) == 1 else "",
             cores=_whole(say.get("CPUTot", "0"), f"{here}: CPUTot"), memory_bytes=_whole(say.get("RealMemory", "0"), f"{here}: RealMemory") << 20,
             up="*" not in state and not any(word in state for word in _DOWN), state=state,  # `IDLE*` does not answer

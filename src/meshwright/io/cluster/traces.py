@@ -176,7 +176,7 @@ def read_job_table(path: str | os.PathLike[str]) -> Queue:
     try:
         header = [h.strip() for h in next(rows, [])]
         place = {what: next((header.index(n) for n in names if n in header), -1) for what, names in TABLE.items()}
-        lacks = [TABLE[what][0] for what, at in place.items() if at < 0 and what != "start"]
+        lacks = [" or ".join(TABLE[what]) for what, at in place.items() if at < 0 and what != "start"]
         if lacks:
             raise FormatError(f"lacks columns: {', '.join(lacks)}", where=f"{where}:1", hint="a table of jobs by Alibaba, Helios or Acme")
         for number, row in enumerate(rows, start=2):

@@ -96,8 +96,8 @@ def parse_slurm_nodes(data: bytes, where: str = "nodes.txt") -> list[Node]:
 def _slurm(name: str, gres: str, state: str, machine: str, where: str) -> Node:
     found = gpus_in(gres)
     ready = "*" not in state and not any(word in re.split(r"[+~#!%$@^-]", state.upper()) for word in _DOWN)
-    product = " and ".join(dict.fromkeys(x.type for x in found if x.type and x.count))
-    return Node(_checked(name, f"{where}.name"), sum(x.count for x in found), product, machine if machine != "(null)" else "", ready)
+    product = " and ".join(dict.fromkeys(x.type for x in found if x.type and x.gpus))
+    return Node(_checked(name, f"{where}.name"), sum(x.gpus for x in found), product, machine if machine != "(null)" else "", ready)
 
 
 def _decoded(data: bytes, kind: type[T], where: str, what: str) -> T:
