@@ -108,9 +108,9 @@ class Book:
 
     def _flat(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         if self._columns is None:
-            o = self._options
+            o = self._options or [Options(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]  # no job has asked
             first = np.concatenate([[0], np.cumsum([len(x.gain) for x in o])]).astype(np.int64)
-            self._columns = (first, *(np.concatenate([x[n] for x in o] or [[]]).astype(t) for n, t in enumerate((np.int64, np.int64, np.float64))))  # type: ignore[assignment]
+            self._columns = (first, *(np.concatenate([x[n] for x in o]).astype(t) for n, t in enumerate((np.int64, np.int64, np.float64))))  # type: ignore[assignment]
         assert self._columns is not None
         return self._columns
 

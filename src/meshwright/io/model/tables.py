@@ -40,10 +40,9 @@ def read_tables(path: str | os.PathLike[str], *, batch: int | None = None, dim: 
     document = decode(data, msgspec.json.Decoder(Any), where)
     refuse_ambiguous(data, where)
     try:
-        if isinstance(document, dict) and document.keys() == {"tables"} and isinstance(document["tables"], list):
-            document = document["tables"]
-        if isinstance(document, list):
-            return _statistics(document, batch or DEFAULT_BATCH, dim, Path(path).name.partition(".")[0])
+        listed = document["tables"] if isinstance(document, dict) and document.keys() == {"tables"} else document
+        if isinstance(listed, list):
+            return _statistics(listed, batch or DEFAULT_BATCH, dim, Path(path).name.partition(".")[0])
         header(data, schema=SCHEMA, version=VERSION, where=where)
         found = decode(data, msgspec.json.Decoder(_File), where)
         fields = {f: getattr(found, f) for f in Tables.__struct_fields__}
