@@ -19,6 +19,7 @@ from meshwright.run.machine.cpu_quota import PERIOD_US, CpuQuota, quota_place
 from meshwright.simulate import simulate_program
 from meshwright.simulate.engine import run
 from meshwright.simulate.network import compile_network
+from meshwright.simulate.pricing import durations, on_processors
 from meshwright.simulate.tables import Processors, link_tables, make_state, program_tables
 
 
@@ -332,8 +333,13 @@ def test_devices_of_one_machine_share_its_cores(cores: float, works: list[float]
     quota = {"cpu_share": share, "cpu_period_s": 2.0}
     devices = [Device(name=f"d{i}", kind="cpu", cpu_cores=cores, **quota) for i in range(n)]
     devices += [Device(name="own", kind="cpu", **quota), Device(name="free", kind="cpu", cpu_cores=cores)]
-    timeline = simulate_program(b.build(), Fabric(name="machine", devices=tuple(devices)), [d.name for d in devices], cost)
-    spans = timeline.spans
-    lasted = dict(zip(spans.rank.tolist(), (spans.end_s - spans.start_s).tolist(), strict=True))
+    program, names = b.build(), [d.name for d in devices]
+    fabric = Fabric(name="machine", devices=tuple(devices))
+    time_s, processors = on_processors(program, cost, fabric, names, durations(program, cost, fabric, names))
+    assert processors is not None
+    tables, messages = program_tables(program, time_s, program.message_bytes(), program.channels.depth, processors)
+    links = link_tables(compile_network(program, fabric, names))
+    state = make_state(tables, links, messages, record=False)
+    run(tables, links, state, False)  # with a full bucket at the start
     wanted = [*shared_ends(works, cores or float(n)), 0.5, 0.75]  # without a quota as long as its processor works
-    assert [lasted[i] for i in range(n + 2)] == pytest.approx(wanted, abs=1e-9)
+    assert state.step["last_end"].tolist() == pytest.approx(wanted, abs=1e-9)
