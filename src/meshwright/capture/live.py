@@ -186,4 +186,5 @@ def _reduce_to_loss(module: nn.Module, loss: Callable[[Any, Any], Any]) -> None:
 
 def reduces_to(module: nn.Module) -> Callable[[Any, Any], Any] | None:
     """The loss that a module's output was reduced to (`maker_of`)."""
-    return getattr(module.forward, "loss", None)
+    found: Callable[[Any, Any], Any] | None = getattr(module.forward, "loss", None)
+    return found

@@ -90,7 +90,7 @@ def plain_values(model: nn.Module, loss: Any = None) -> dict[Place, Any]:
 
 def _is_owners_function(function: Any) -> str:
     """The file of a function of the owner's, else ""."""
-    file = function.__code__.co_filename if hasattr(function, "__code__") else ""
+    file = str(function.__code__.co_filename) if hasattr(function, "__code__") else ""
     return file if file and _is_owners(file) else ""
 
 
