@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import one_interpreter
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 NET = '''
@@ -109,27 +111,13 @@ def test_the_toys_pass_their_contract_batteries(batteries: subprocess.CompletedP
     assert len(re.findall(rf"^PASSED .*{toy}", batteries.stdout, re.MULTILINE)) >= tests
 
 
-ONE_AFTER_THE_OTHER = """
-import io, json
-from contextlib import redirect_stderr, redirect_stdout
-from meshwright.cli import main
-
-said = []
-for command in json.loads(sys.argv[1]):
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
-        code = main(command)
-    said.append((code, out.getvalue()))
-print(json.dumps(said))
-"""
-
-
 @pytest.fixture(scope="module")
 def shown(package: Path) -> dict[tuple[str, ...], tuple[int, str]]:
     """(exit code, what it says) of every command of the page, all in one interpreter."""
     asked = commands("")
-    done = run(package, ONE_AFTER_THE_OTHER, json.dumps(asked))
+    done = run(package, one_interpreter.PROGRAM + one_interpreter.SAYS, json.dumps(asked))
     assert done.returncode == 0, done.stderr
-    return {tuple(command): (code, text) for command, (code, text) in zip(asked, json.loads(done.stdout), strict=True)}
+    return {tuple(command): (code, out + err) for command, (code, out, err) in zip(asked, json.loads(done.stdout), strict=True)}
 
 
 @pytest.mark.slow

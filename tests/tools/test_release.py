@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import json
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import one_interpreter
 
 ROOT = Path(__file__).parents[2]
 _loader = importlib.machinery.SourceFileLoader("release", str(ROOT / "tools" / "release"))
@@ -59,13 +62,11 @@ def test_a_wheel_with_strangers_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_without_torch_the_package_plans_bounds_and_checks(tmp_path: Path) -> None:
     """The commands that a release runs in an environment without torch, with torch made impossible to import."""
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from meshwright.cli import main; sys.exit(main(sys.argv[1:]))"
-
-    def ran(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, str(tmp_path), *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-
-    for words in release.WITHOUT_TORCH:
-        assert ran(*words).returncode == 0, words
-    done = ran("train", "capture", "--model", f"{ROOT}/examples/gpt.py:tiny", "--out", "g.json")
-    assert done.returncode == 2 and "pip install" in done.stderr and "Traceback" not in done.stderr
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1))" + one_interpreter.PROGRAM + one_interpreter.SAYS
+    asked = [*release.WITHOUT_TORCH, ("train", "capture", "--model", f"{ROOT}/examples/gpt.py:tiny", "--out", "g.json")]
+    command = [sys.executable, "-c", code, str(tmp_path), json.dumps(asked)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
+    *good, (refused, _, why) = json.loads(done.stdout)
+    for words, (status, _, err) in zip(release.WITHOUT_TORCH, good, strict=True):
+        assert status == 0, (words, err)
+    assert refused == 2 and "pip install" in why and "Traceback" not in why

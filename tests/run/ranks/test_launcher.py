@@ -127,8 +127,9 @@ def test_an_early_exit_is_named_with_its_code(tmp_path: Path) -> None:
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launched.waits, "__qualname__", "nothing")  # by which the ranks' process finds none
     with pytest.raises(RankDied, match="the process that starts the ranks") as caught:
-        ranks_of(tmp_path, "nothing").run()
+        ranks_of(tmp_path, "waits").run()
     assert "nothing" in caught.value.hint
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RankDied, match="the process that starts the ranks"):
@@ -138,6 +139,7 @@ def test_a_start_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
 CALLER = """
 import sys
 from pathlib import Path
+import launched
 from meshwright.run.ranks.launcher import LocalRanks, scratch_folder
 with scratch_folder("test") as folder:
     started = LocalRanks(2, folder, launched.waits, {"sleep_s": 60.0})
