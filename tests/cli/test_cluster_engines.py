@@ -50,6 +50,14 @@ def test_a_run_its_audit_and_the_run_again(tmp_path, capsys, queue):
     assert main(["cluster", "audit", str(tmp_path / "run")]) == 4 and "decided were [0]" in capsys.readouterr().err
 
 
+@pytest.mark.real
+def test_a_run_whose_job_failed_ends_with_1_and_says_its_code(tmp_path, capsys, queue):
+    words = ["cluster", "run", queue, *ON, "--folder", tmp_path / "run", "--command", "sh -c 'exit {gpus}'", "--speed-up", "60", "--per", "server"]
+    assert main([*map(str, words)]) == 1
+    said = capsys.readouterr().out
+    assert "1 of 3 jobs ended well" in said and "failed: b, exit code 8" in said and "failed: c, exit code 1" in said
+
+
 def test_dry_runs_of_other_engines(tmp_path, capsys, queue):
     words = ["cluster", "run", queue, *ON, "--folder", tmp_path / "run", "--command", "x", "--dry-run", "--engine"]
     assert any("--nodelist=box0" in c for c in told(capsys, *words, "slurm")["commands"])

@@ -21,7 +21,8 @@ examples:
   meshwright cluster run queue.json --engine slurm --sandbox slurm-1a2b3c --folder run
   meshwright cluster run queue.json --engine kubernetes --image my/image:1 --folder run --dry-run ...
 
-The folder holds the journal. The same command again takes up a run that was broken off: what has ended is not started again."""
+The folder holds the journal. The same command again takes up a run that was broken off: what has ended is not started again.
+The exit code is 1 where a job failed."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -207,19 +208,20 @@ def _told(args: argparse.Namespace, queue: Queue, engine: str, ran: Any, found: 
         for job, r in zip(queue.jobs, ran, strict=True)
     ]  # fmt: skip
     facts = found.verdict.facts
-    bad = [r["job"] for r in rows if r["code"]]
+    bad = {r["job"]: r["code"] for r in rows if r["code"]}
     moves, resizes = sum(r.moves for r in ran), sum(r.resizes for r in ran)
     lines = [
         f"{queue.name}: {len(rows) - len(bad)} of {len(rows)} jobs ended well on {engine}"
         + (f"; release to start {statistics.median(found.waits_s):.2f} s median" if found.waits_s else ""),
         f"audit: {facts['differences']} differences between what was decided and what was done, in {facts['attempts']} attempts",
         *([f"{moves} times a job was moved or preempted, {resizes} times resized in place"] if args.round else []),
-        *(f"failed: {name}" for name in bad), *(f"note: {x}" for x in found.notes if x != "closed"),
+        *(f"failed: {name}, exit code {code}" for name, code in bad.items()),
+        *(f"note: {x}" for x in found.notes if x != "closed"),
     ]  # fmt: skip
     document = {
         "schema": "meshwright.cluster-carried", "version": 1, "queue": queue.name, "engine": engine, "folder": str(args.folder), "jobs": rows,
-        "differences": facts["differences"], "failed": bad, "notes": [x for x in found.notes if x != "closed"],
+        "differences": facts["differences"], "failed": [*bad], "notes": [x for x in found.notes if x != "closed"],
     }  # fmt: skip
     if facts["differences"]:
         raise CheckFailed(lines[1], where=str(args.folder), hint=f"meshwright cluster audit {args.folder}", data=document)
-    return Result(document, "\n".join(lines))
+    return Result(document, "\n".join(lines), exit_code=1 if bad else 0)
