@@ -50,12 +50,11 @@ def leaves(value: Any) -> Iterator[float | str]:
     elif isinstance(value, frozenset | set):
         for item in sorted(value, key=str):
             yield from leaves(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from leaves(getattr(value, field.name))
-    elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            yield from leaves(getattr(value, name))
+    elif (is_dataclass(value) or isinstance(value, msgspec.Struct)) and not isinstance(value, type):
+        names = [field.name for field in fields(value)] if is_dataclass(value) else value.__struct_fields__
+        for item in (getattr(value, name) for name in names):
+            if item is not None:  # a new field that nothing uses yet changes no record
+                yield from leaves(item)
     elif value is None or not hasattr(value, "__iter__"):
         yield "-" if value is None else type(value).__name__
     else:
