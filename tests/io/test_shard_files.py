@@ -145,7 +145,7 @@ def test_damaged_shards(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         read_mds_index(tmp_path / "index.json")
     (tmp_path / "index.json").write_bytes(b'{"shards": [{"format": "\xae"}]}')
-    with pytest.raises(FormatError, match="no index of MDS shards: 'utf-8' codec"):
+    with pytest.raises(FormatError, match="no index of MDS shards: "):
         read_mds_index(tmp_path / "index.json")
     path.write_bytes(data[:16] + struct.pack("<I", 1 << 30) + data[20:])  # a column longer than its sample
     with pytest.raises(FormatError, match="column image ends beyond its sample"):

@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> Result:
     fabric = machine_fabric(outputs, boxes=args.boxes, net=args.net, cores=args.cores)
     cores = None
     if args.measure_cores:
-        from ..probe.speeds.cores import measure_cores, with_speeds
+        from ..probe.speeds.cores import measure_cores, require_cpus, with_speeds
 
+        require_cpus(fabric)
         cores = measure_cores()
         fabric = with_speeds(fabric, cores)
     settings = {} if args.saved else nccl_settings()

@@ -23,7 +23,7 @@ from ...run.machine.cpu_quota import CpuQuota, quota_place
 from ...run.machine.cpu_use import MachineUseRecorder
 from ...run.machine.pacing import machine_facts
 
-__all__ = ["CoreSpeeds", "QuotaCost", "busy_counts", "measure_cores", "quota_cost", "speeds_of", "with_speeds"]
+__all__ = ["CoreSpeeds", "QuotaCost", "busy_counts", "measure_cores", "quota_cost", "require_cpus", "speeds_of", "with_speeds"]
 
 KINDS = ("compute", "memory")
 ROUNDS = 9
@@ -85,10 +85,15 @@ def quota_cost(share: float, rounds: Sequence[Mapping[str, tuple[Sample, Sample]
     return QuotaCost(share=share, got=round(got, 4), cost=cost)
 
 
-def with_speeds(fabric: Fabric, found: CoreSpeeds) -> Fabric:
-    """The fabric with its devices on these cores. Raises: UsageError where a device is no CPU."""
+def require_cpus(fabric: Fabric) -> None:
+    """Raises: UsageError where a device is no CPU."""
     if odd := next((d.name for d in fabric.devices if d.kind != "cpu"), None):
         raise UsageError(f"device {odd} is no CPU", where=fabric.name, hint="speeds of cores are for fabrics of CPUs")
+
+
+def with_speeds(fabric: Fabric, found: CoreSpeeds) -> Fabric:
+    """The fabric with its devices on these cores. Raises: UsageError where a device is no CPU."""
+    require_cpus(fabric)
     devices = tuple(replace(d, cpu_cores=float(found.cores), cpu_speeds=dict(found.speeds)) for d in fabric.devices)
     said = f"measured here: median of {found.rounds} rounds, one core alone beside several; other programs used {found.others_share:.0%}"
     return replace(fabric, devices=devices, provenance=(*fabric.provenance, Provenance(what="cpu_speeds", source=said)))
