@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from gate_rig import plan_of
 
 from meshwright.capture.graph import capture
