@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from gate_rig import plan_of
 
+from meshwright.capture.forward import trace_forward
 from meshwright.capture.graph import capture
+from meshwright.capture.regions import run_region
 from meshwright.errors import Infeasible, Unsupported
 from meshwright.run.gate.gate import gate
 
@@ -30,6 +38,17 @@ def test_one_operator_is_kept_whole_and_the_rest_is_cut(model: str, loss: str, s
     for degrees in ((2, 1, 1), (1, 1, 2)):
         report = gate(plan_of(model, degrees, loss=loss, models=MODELS), data="synthetic") if model != "packed" else None
         assert report is None or (not report.why_not and report.largest_error < 1e-9)
+
+
+def test_numbers_that_follow_the_batch_are_those_of_the_batch_that_is_run() -> None:
+    """A graph for other batches, traced in between, gave its own number to all: a plan's step trained with another divisor."""
+    traced = trace_forward(MODELS + "averaging", batch_size=4, device="cpu")
+    trace_forward(MODELS + "averaging", batch_size=2)
+    own = traced.objective(*traced.inputs)
+    assert any(str(n.target) == REGION for n in traced.graph_module.graph.nodes)
+    assert torch.equal(traced.graph_module(*(traced.value(v) for v in traced.placeholders))[0], own)
+    with pytest.raises(Unsupported, match=r"is not known here for tensors of these shapes: \(\(3, 8\),\)"):
+        run_region(next(n for n in traced.graph_module.graph.nodes if str(n.target) == REGION).args[0], [torch.ones(3, 8)])
 
 
 def test_shapes_that_follow_lengths_are_no_operator() -> None:

@@ -39,6 +39,7 @@ from meshwright.drive.training import evaluate, order
 from meshwright.drive.training.collectives import CollectivePlanner
 from meshwright.drive.training.folded import RankOrderRings, folded_step, worst_bytes
 from meshwright.drive.training.pipeline import PipelineWanted
+from meshwright.drive.training.placements import placements_of
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.schedules import Orders, actions_of, layout_problem, scheduled
 from meshwright.drive.training.sharding import ShardingWanted
@@ -84,16 +85,17 @@ class Lowered(msgspec.Struct):
 @functools.cache
 def lowered(
     degrees: tuple[int, int, int], level: int = 0, *, context: int = 1, exchange: str = "", schedule: str = "", norm: bool = False,
-    overlap: bool = True, sequence: bool = False, expert: int = 1, hot: bool = False,
+    overlap: bool = True, sequence: bool = False, expert: int = 1, hot: bool = False, server: int = 0,
 ) -> Lowered:  # fmt: skip
-    """Degrees of data, tensor and pipeline; both ways, with the same collectives."""
+    """Degrees of data, tensor and pipeline; both ways, with the same collectives. `server`: devices of each, by default a tensor group's, over which
+    replicas are spread."""
     data, tensor, pipeline = degrees
-    fabric = boxes(data * context * pipeline, tensor)
+    fabric = boxes(data * context * pipeline * tensor // (server or tensor), server or tensor)
     made = make_strategy(schedule, {}).settled() if schedule else None
     stages = pipeline * (made.traits.stages_per_device if made is not None else 1)
     places, cost = tuple(d.name for d in fabric.devices), assumed_cost(fabric)
     wide = boxes(data * context * stages, tensor)
-    model = "experts.py:tiny" if expert > 1 else "gpt.py:tiny_tied" if context == 1 else "gpt.py:tiny"
+    model = "experts.py:small" if expert > 4 else "experts.py:tiny" if expert > 1 else "gpt.py:tiny_tied" if context == 1 else "gpt.py:tiny"
     routing = Routing(zipf=1.2) if hot else UNIFORM
     problem = LayoutProblem(
         graph_at=lambda b: graph_of(b, model), fabric=wide, cost=cost, global_batch=4 * data, fixed=(data, tensor, stages, 1), context=context,
@@ -105,6 +107,7 @@ def lowered(
     assert layout is not None
     graph, orders = context_graph(graph_of(1, model), context, exchange) if context > 1 else graph_of(1, model), NO_ORDERS
     graph = experts_graph(graph, expert, routing, tensor_part(graph, layout)) if expert > 1 else graph
+    places = next(placements_of(layout, fabric, alike=True))[1] if server else places
     if made is not None:
         plan = made.plan(layout_problem(layout, graph, fabric, cost, places, devices=pipeline), rng=np.random.default_rng(0))
         layout, orders = scheduled(layout, graph, plan), actions_of(plan)
@@ -239,6 +242,33 @@ def damaged(p: Program, kind: int, rng: np.random.Generator) -> Program:
         column[[first, first + 1]] = column[[first + 1, first]]
         swapped[name] = column
     return replace(p, steps=replace(s, **swapped))
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("level", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("degrees", "expert"), [((8, 1, 1), 2), ((8, 1, 1), 4), ((8, 1, 1), 8), ((4, 2, 1), 4), ((8, 1, 2), 8), ((8, 2, 1), 2), ((4, 1, 2), 2)]
+)
+def test_groups_that_fill_no_whole_servers_fold(degrees: tuple[int, int, int], expert: int, level: int) -> None:
+    """On servers of four: replicas with equal experts, or those that divide them, are in some servers and parts of others, and are spread."""
+    x = lowered(degrees, level, expert=expert, server=4)
+    assert sorted(x.places) == sorted(d.name for d in x.fabric.devices)
+    same(x, expand(x.folded))
+
+
+@pytest.mark.parametrize(("degrees", "expert", "spread"), [((8, 1, 1), 4, False), ((8, 1, 1), 8, True), ((8, 1, 1), 2, True), ((4, 2, 1), 1, True)])
+def test_only_groups_that_fill_no_whole_servers_are_spread(degrees: tuple[int, int, int], expert: int, spread: bool) -> None:
+    """In rank order what is spread cannot be folded, and says so."""
+    x = lowered(degrees, expert=expert, server=4)
+    ways = dict(placements_of(x.layout, x.fabric, alike=True))
+    assert ("data, spread over servers" in ways or "tensor in data, spread over servers" in ways) is spread
+    assert not any("spread" in way for way in dict(placements_of(x.layout, x.fabric)))
+    in_order = tuple(d.name for d in x.fabric.devices)
+    if spread:
+        with pytest.raises(Unsupported, match=r"different lengths|not used like"):
+            simulate_stored(x.folded, x.fabric, in_order, assumed_cost(x.fabric), programs=x.callees)
+    else:
+        assert x.places == in_order
 
 
 @pytest.mark.parametrize(("level", "schedule", "context", "expert"), [(2, "interleaved", 1, 1), (1, "zb2p", 2, 1), (1, "interleaved", 1, 2)])

@@ -47,12 +47,12 @@ class _Sample:
 
 @dataclass
 class _Region:
-    """One call: `function(state, args, kwargs)`. `leaves`: arguments, None where a tensor stands; `names`: of its state, in the order in which the
-    operator takes it; `batch`: the model's samples, wherever they are among its arguments' dimensions."""
+    """One call: `function(state, args, kwargs)`. `arguments`: their form and its leaves, `_TENSOR` where a tensor stands, by the shapes of all tensors
+    (numbers among them may follow the batch); `names`: of its state, in the order in which the operator takes it; `batch`: the model's samples,
+    wherever they are among its arguments' dimensions."""
 
     function: Callable[[dict[str, torch.Tensor], Any, Any], Any]
-    spec: Any
-    leaves: tuple[Any, ...]
+    arguments: dict[Shapes, tuple[Any, tuple[Any, ...]]]
     tensors: int
     names: tuple[tuple[str, ...], ...]
     batch: int
@@ -63,7 +63,8 @@ class _Region:
     def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The function called with these tensors; the tensors among what it returns."""
         given = iter(tensors[: self.tensors])
-        args, kwargs = self.spec.unflatten([next(given) if x is _TENSOR else x for x in self.leaves])
+        spec, leaves = self.arguments[_shapes(tensors)]
+        args, kwargs = spec.unflatten([next(given) if x is _TENSOR else x for x in leaves])
         state = {n: t for names, t in zip(self.names, tensors[self.tensors :], strict=True) for n in names}
         result = without_hooks_where_refused(self, lambda: self.function(state, args, kwargs))
         leaves, self.out_spec = flat_tree(result)
@@ -92,8 +93,11 @@ _REGIONS: dict[str, _Region] = {}  # by key: model, path, number of the call. Th
 
 def run_region(key: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What the operator does on a rank: the module itself, under autograd. Raises: Unsupported where the model was not traced in this process."""
-    if key not in _REGIONS:
-        raise Unsupported(f"the module kept whole as {key!r} is not known here", hint="trace the model in this process first")
+    if key not in _REGIONS or _shapes(tensors) not in _REGIONS[key].arguments:
+        raise Unsupported(
+            f"what is kept whole as {key!r} is not known here for tensors of these shapes: {_shapes(tensors)}",
+            hint="trace the model in this process first, with batches of this size",
+        )  # fmt: skip
     return _REGIONS[key].call(tensors)
 
 
@@ -154,12 +158,12 @@ def one_region(
     for n, t in state:
         names.setdefault(id(t), []).append(n)
         held[id(t)] = t
-    before = _REGIONS.get(key)
+    before, given = _REGIONS.get(key), [*tensors, *held.values()]
+    own = {_shapes(given): (spec, tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves))}
     region = _Region(
-        function=function, spec=spec, leaves=tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves), tensors=len(tensors),
+        function=function, arguments=(before.arguments if before is not None else {}) | own, tensors=len(tensors),
         names=tuple(map(tuple, names.values())), batch=batch, samples=before.samples if before is not None else {},
     )  # fmt: skip
-    given = [*tensors, *held.values()]
     parameters = {n for n, t in state if isinstance(t, nn.Parameter)}
     _take_sample(region, given, real or {}, fixed, parameters, where)
     _REGIONS[key] = region

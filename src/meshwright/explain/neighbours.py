@@ -14,7 +14,6 @@ from ..decide.layout.problem import Degrees
 from ..drive.training.context import Context
 from ..drive.training.evaluated import Evaluated
 from ..drive.training.order import sizes, table_order
-from ..drive.training.placements import placements_of
 from ..drive.training.wishes import LayoutWanted
 from ..errors import Infeasible
 from ..fabric.fabric import Fabric
@@ -45,7 +44,7 @@ def neighbours(context: Context, plan: Plan) -> list[Evaluated]:
             if candidate.layout is None:
                 found.append(Evaluated(candidate=candidate, why=candidate.why))
                 continue
-            for name, placement in placements_of(candidate.layout, context.fabric):
+            for name, placement in near_one.placements(candidate.layout):
                 judged = context.judge(candidate, placement, name)
                 found += judged
                 if any(e.timeline is not None for e in judged):

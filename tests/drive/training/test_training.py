@@ -17,12 +17,15 @@ from meshwright.check import check_plan
 from meshwright.check.verdict import Finding, Verdict
 from meshwright.cli import main
 from meshwright.decide.collective import NAMES
+from meshwright.decide.layout.data_sharding import DataSharding
+from meshwright.decide.layout.problem import Degrees, LayoutCandidate
 from meshwright.drive import plans as drive
 from meshwright.drive.citations import citations
 from meshwright.drive.training import context, evaluate, layout, training
 from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.collectives import SCOUTS, CollectivePlanner
 from meshwright.drive.training.decisions import choose, context_of
+from meshwright.drive.training.evaluated import Evaluated
 from meshwright.drive.training.no_plan import nothing_fits
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.sharding import ShardingWanted
@@ -296,6 +299,16 @@ def test_collectives_of_large_steps_have_few_steps(monkeypatch: pytest.MonkeyPat
     told = nothing_fits(refused.judged, server).message
     assert refused.best is None and re.search(r"not simulated: its collectives stand for [\d,]+ steps and edges, at most 1\b", told)
     assert asked[:3] == [set(), {"tensor"}, {"tensor", "gradient"}]  # a micro-batch has many of the one, a step few of the other
+
+
+def test_why_nothing_fits_is_said_of_the_level_asked_for() -> None:
+    """Level 0, which every search begins with, lacks more memory and is not what was asked for."""
+    asked_for = context_of(job_of("gpt.py:tiny"), islands(), graph=graph_of("gpt.py:tiny"), wishes=(ShardingWanted(level=3),))
+    whole, divided = (LayoutCandidate(degrees=Degrees(2, 1, 2, 1), sharding=DataSharding(level, True, 0)) for level in (0, 3))
+    judged = [Evaluated(candidate=whole, why="too many bytes", excess_bytes=5), Evaluated(candidate=divided, why="too many steps")]
+    told = nothing_fits(judged, islands(), asked_for)
+    assert told.data["reasons"] == [f"{divided.what}: too many steps"] and "ZeRO 3" in told.message and not told.data["needed_bytes"]
+    assert nothing_fits(judged, islands()).data["reasons"][0] == f"{whole.what}: too many bytes"
 
 
 def test_smaller_micro_batches_of_large_models_are_tried_where_larger_ones_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,7 +233,9 @@ class Context:
 
     def placements(self, layout: TrainingLayout) -> Iterator[tuple[str, tuple[str, ...]]]:
         fixed = self.wish(LayoutWanted).placement
-        return iter([("as given", fixed)]) if fixed else placements_of(layout, self.fabric, self.orders)
+        if fixed:
+            return iter([("as given", fixed)])
+        return placements_of(layout, self.fabric, self.orders, alike=self.evaluator.is_folded(layout))
 
     def judge(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, limit_s: float = float("inf")) -> list[Evaluated]:
         """The candidate as it is and as decisions make it, so that it fits; of a large one only while it takes less than `limit_s`."""

@@ -18,6 +18,7 @@ from .nearest import nearest_changes, with_nearest_changes
 from .order import LeftOut
 from .pipeline import PipelineWanted, schedule_does_not_fit
 from .recompute import RecomputeWanted
+from .sharding import ShardingWanted, as_wanted
 
 __all__ = ["no_plan", "nothing_fits"]
 
@@ -54,12 +55,14 @@ def _unfinished(left_out: LeftOut, cut: Cut | None, fabric: Fabric) -> TimeLimit
 
 
 def nothing_fits(judged: list[Evaluated], fabric: Fabric, context: Context | None = None) -> Infeasible:
-    """The error for a job that has no plan: the candidate that misses its limit by least, and what would make it fit."""
+    """The error for a job without a plan: which candidate, of those with the sharding level asked for, misses its limit by least, and what helps."""
+    if context is not None and context.wish(ShardingWanted).level is not None:
+        judged = [e for e in judged if as_wanted(e, context.wish(ShardingWanted))] or judged
     over = [e for e in judged if e.timeline is not None and not e.fits]
     if not over:
         # What was left aside for another layout that the decisions after it refused says least.
         judged = sorted((e for e in judged if not e.fits), key=lambda e: (e.excess_bytes or 1 << 62, e.why.startswith(LEFT_ASIDE)))
-        reasons = [f"{e.candidate.degrees}: {e.why}" for e in judged]
+        reasons = [f"{e.candidate.what}: {e.why}" for e in judged]
         floor = judged[0].candidate.memory_floor_bytes if judged and judged[0].excess_bytes else 0
         return Infeasible(
             f"no layout of this model uses {len(fabric.devices)} devices: {reasons[0] if reasons else 'no degrees divide the global batch'}",
@@ -83,6 +86,6 @@ def nothing_fits(judged: list[Evaluated], fabric: Fabric, context: Context | Non
         with_least = f"; --recompute auto needs {least.worst_bytes} bytes there" + (" and fits" if least.excess_bytes <= 0 else "")
     return Infeasible(
         f"the job does not fit: rank {rank} ({device.name}) needs {need} bytes, has {device.memory_bytes}, "
-        f"with {closest.candidate.degrees}{with_least}",
+        f"with {closest.candidate.what}{with_least}",
         where=f"device {device.name}", hint=hint, data=data,
     )  # fmt: skip

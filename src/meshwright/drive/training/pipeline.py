@@ -27,7 +27,6 @@ from ...plan.plan import Plan
 from ..pipeline.pipelines import Wanted, default_candidates, make_strategy, schedule_label
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated
-from .placements import placements_of
 from .schedules import actions_of, layout_problem, scheduled
 from .sharding import ShardingWanted, as_wanted
 from .wishes import LayoutWanted
@@ -209,7 +208,7 @@ class _Chooser:
             if self.looks.spent:
                 self.made.append(Evaluated(candidate=candidate, why="not simulated: the work for schedules is done"))
                 continue
-            name, placement = (base.placement_name, base.placement) if base.placement else next(placements_of(candidate.layout, self.context.fabric))
+            name, placement = (base.placement_name, base.placement) if base.placement else next(self.context.placements(candidate.layout))
             lazy = self.lazily.get(_key(candidate)) if candidate.sharding.copied else None
             for c in (candidate, lazy):
                 limit = min((e.time_s for e in (*self.judged, *self.made) if e.fits), default=float("inf"))

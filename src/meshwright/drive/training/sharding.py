@@ -22,7 +22,6 @@ from ...decide.layout.unlike_devices import EVEN
 from ...errors import Infeasible
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
-from .placements import placements_of
 
 __all__ = ["Sharding", "ShardingWanted", "as_wanted"]
 
@@ -164,7 +163,7 @@ class _Chooser:
             why = f"weights, gradients and optimizer state alone need {candidate.memory_floor_bytes} bytes, devices have {capacity}"
             self.judged.append(Evaluated(candidate=candidate, why=why, excess_bytes=candidate.memory_floor_bytes - capacity))
             return None
-        name, placement = (e.placement_name, e.placement) if e.placement else next(placements_of(candidate.layout, self.context.fabric))
+        name, placement = (e.placement_name, e.placement) if e.placement else next(self.context.placements(candidate.layout))
         found: list[Evaluated] = []
         limit = min((e.time_s for e in self.judged if e.fits), default=float("inf"))
         self.looks.at(lambda: found.extend(self.context.judge(candidate, placement, name, limit)))
