@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> Result:
     from ..drive.layout.search import find_expert_layouts, find_layouts
     from ..drive.plans import read_fabric
     from ..graph.scale import at_batch
-    from ..plan.precision import FULL, MIXED, with_optimizer
+    from ..plan.narrowed import with_optimizer
+    from ..plan.precision import FULL, MIXED
     from ..probe.costs.name import load_cost
     from ..profile.frameworks import framework
     from .collective_export import size_bytes

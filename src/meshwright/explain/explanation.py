@@ -30,8 +30,8 @@ from ..kernels.stages import stage
 from ..ledger.captured import captured_flops
 from ..ledger.flops import Causal
 from ..plan.context import exchange_of
+from ..plan.narrowed import in_precision
 from ..plan.plan import Plan
-from ..plan.precision import in_precision
 from .assumptions import ERRORS, Assumption, ErrorBars, assumptions_of
 from .breakdown import Breakdown, Simulated, breakdown, simulated
 from .neighbours import among, neighbours

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from ..errors import UnknownName
-from .layer_table import StateBytes
+from .state_bytes import StateBytes
 
 __all__ = ["FRAMEWORKS", "MOMENT_BYTES", "TIME_ERROR", "Framework", "framework"]
 

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from .layer_messages import LayerMessages
 from .layer_profile import Entry, LayerProfile, LayerSize, LayerTime, ProfileEntryMissing
+from .state_bytes import StateBytes
 
-__all__ = ["COLUMNS", "LayerChoice", "LayerRow", "LayerTable", "Recompute", "StateBytes", "RECOMPUTE"]
+__all__ = ["COLUMNS", "LayerChoice", "LayerRow", "LayerTable", "RECOMPUTE", "Recompute"]
 
 F64 = NDArray[np.float64]
 Recompute = Literal["none", "selective", "full"]
@@ -48,19 +49,6 @@ class LayerChoice(NamedTuple):
     sharding: int = 0
     tensor: int = 0
     context: int = 1
-
-
-class StateBytes(NamedTuple):
-    """Bytes per parameter of one rank; `message`: of a gradient on the wire."""
-
-    weight: float
-    gradient: float
-    optimizer: float
-    message: float
-
-    def at(self, sharding: int, replicas: int) -> float:
-        parts = (self.optimizer, self.gradient, self.weight)
-        return sum(p / replicas if level < sharding else p for level, p in enumerate(parts))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ from ..decide.layout.mixed.search import uniform_choices
 from ..fabric.fabric import Device, Fabric, Link, Switch
 from ..fabric.servers import network_of, server_kinds
 from ..profile.layer_profile import Entry
-from ..profile.layer_table import LayerRow, LayerTable, StateBytes
+from ..profile.layer_table import LayerRow, LayerTable
 from ..profile.network import TrainingRuntime
+from ..profile.state_bytes import StateBytes
 
 STATE = StateBytes(2.0, 4.0, 12.0, 2.0)
 SPEEDS = {"fast": 8_000_000, "slow": 3_000_000, "old": 1_000_000}

@@ -18,7 +18,8 @@ from meshwright.fabric.servers import server_kinds
 from meshwright.graph.graph import OpGraph
 from meshwright.graph.scale import at_batch
 from meshwright.io.fabric.name import load_fabric
-from meshwright.plan.precision import FULL, MIXED, with_optimizer
+from meshwright.plan.narrowed import with_optimizer
+from meshwright.plan.precision import FULL, MIXED
 from meshwright.profile.frameworks import FRAMEWORKS, TIME_ERROR, framework
 from meshwright.profile.layer_profile import Entry
 from meshwright.profile.layer_table import LayerChoice, LayerTable

@@ -21,8 +21,9 @@ from meshwright.graph.scale import at_batch
 from meshwright.io.fabric.name import load_fabric
 from meshwright.io.model.graph import write_graph
 from meshwright.job import Training
+from meshwright.plan.narrowed import in_precision, with_optimizer
 from meshwright.plan.plan import Plan, TrainingLayout
-from meshwright.plan.precision import FULL, MIXED, Precision, in_precision, with_optimizer
+from meshwright.plan.precision import FULL, MIXED, Precision
 from meshwright.profile.frameworks import framework
 from meshwright.profile.layer_profile import Entry
 from meshwright.program.program import BUFFER_ROLES

@@ -10,7 +10,8 @@ from tensor_rig import MODELS, TensorOptions, lowered_calls
 
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.profile.layer_profile import Entry
-from meshwright.profile.layer_table import LayerChoice, LayerRow, LayerTable, StateBytes
+from meshwright.profile.layer_table import LayerChoice, LayerRow, LayerTable
+from meshwright.profile.state_bytes import StateBytes
 from meshwright.program.calls import inline
 from meshwright.program.program import Kind, Part, Program
 

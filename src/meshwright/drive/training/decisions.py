@@ -17,7 +17,7 @@ from ...graph.graph import OpGraph
 from ...job import Training
 from ...kernels.effort import Budget, Cut
 from ...kernels.stages import stage
-from ...plan.precision import in_precision
+from ...plan.narrowed import in_precision
 from .collective_choice import Collectives, CollectivesWanted
 from .collectives import CollectivePlanner
 from .compress import Compression

@@ -23,9 +23,10 @@ from ...lower.folded import why_not_folded
 from ...lower.training import lower_training, training_works
 from ...plan.batch_statistics import with_shared_statistics
 from ...plan.context import copies_in, exchange_of
+from ...plan.narrowed import in_precision
 from ...plan.on_schedule import split_prices
 from ...plan.plan import TrainingLayout
-from ...plan.precision import Precision, in_precision
+from ...plan.precision import Precision
 from ...plan.routing import UNIFORM, Routing
 from ...program.calls import called_sizes, inline
 from ...program.program import Program

@@ -35,8 +35,8 @@ from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
 from ...kernels.effort import Budget, Cut
+from ...plan.narrowed import in_precision
 from ...plan.plan import Plan, TrainingLayout
-from ...plan.precision import in_precision
 from ...plan.regions import Region, TensorSpec, divided_bytes, holdings, training_tensors
 from ...program.program import Program
 from ..plans import check_plan, cost_of, fabric_of
