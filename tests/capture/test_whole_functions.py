@@ -28,6 +28,7 @@ REGION = "meshwright.region.default"
         ("speech", "output", "calls of ctc_loss are kept whole as one operator each: Dynamic", ""),
         ("gradient_within", "cross-entropy", "middle (Weighted): a gradient is taken inside forward", "middle"),
         ("packed", "cross-entropy", "middle (Packed): Dynamic", "middle"),
+        ("routed", "cross-entropy", "middle (Experts): RuntimeError: it returns numbers that depend on values", "middle"),
     ],
 )  # fmt: skip
 def test_one_operator_is_kept_whole_and_the_rest_is_cut(model: str, loss: str, said: str, module: str) -> None:

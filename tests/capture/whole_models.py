@@ -72,6 +72,33 @@ class Averaging(Body):
         return self.last(torch.tanh(self.middle(y, y.shape[0])))
 
 
+class Router(nn.Module):
+    """As JetMoE's: how many rows each expert gets is a list of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x):
+        chosen = self.layer(x).argmax(-1)
+        return chosen.sort().indices, torch.bincount(chosen, minlength=3).tolist()
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = Router(), nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x):
+        order, sizes = self.router(x)
+        made = torch.cat([expert(part) for expert, part in zip(self.experts, x[order].split(sizes), strict=True)])
+        return x + torch.zeros_like(x).index_add(0, order, made)
+
+
+def routed():
+    return _with(Experts())
+
+
 def averaging():
     return Averaging(Averaged()), (torch.randn(4, 4), torch.randint(0, 3, (4,)))
 

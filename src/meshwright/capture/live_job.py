@@ -66,7 +66,7 @@ def live_job(
                 f"{form.names[i] if form.names else f'tensor {i}'} of the batch has shape {tuple(x.shape)}", where="batch",
                 hint="the first dimension of every tensor is the sample, the same number of them in all",
             )  # fmt: skip
-    label, function = _loss(loss, form)
+    label, function = _loss("output" if loss is None and getattr(model, "returns_loss", False) else loss, form)
     by_names = function if form.names else None
     names: dict[str, Callable[..., Any]] = {live_name(model): maker_of(model, form, inputs, by_names)}
     if function is not None and not form.names:

@@ -180,9 +180,9 @@ def _take_sample(
     if size > MAX_SAMPLE_BYTES:
         raise RuntimeError(f"a module of {size} bytes would have to be run for real to know what it returns")
 
-    def run(value: Callable[[Sequence[int], torch.dtype], torch.Tensor]) -> _Sample:
+    def run(value: Callable[[Sequence[int], torch.dtype], torch.Tensor], seed: int = 0) -> _Sample:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             values = [value(s, d) for s, d, _ in specs[: region.tensors]]
             state = [real.get(n[0]) for n in region.names]
             values += [_weight(s, d) if t is None else t.detach().clone() for (s, d, _), t in zip(specs[region.tensors :], state, strict=True)]
@@ -195,6 +195,10 @@ def _take_sample(
                     raise parameter_changes(names[0], where)
             return measured
 
+    def numbers() -> list[Any]:
+        return [x for x in region.out_leaves if isinstance(x, (int, float))]
+
+    value = _value
     with calls_untraced():
         try:
             sample = _apart(partial(run, _value))
@@ -204,7 +208,13 @@ def _take_sample(
         except Exception:  # integers that may not be 0, lengths for one, which shapes may follow
             if fixed:
                 raise
-            sample, other = (_apart(partial(run, partial(_value, whole=n))) for n in (1, 2))
+            value = partial(_value, whole=1)
+            other, sample = (_apart(partial(run, partial(_value, whole=n))) for n in (2, 1))
+        if said := numbers():  # the graph would keep them as they are, whoever goes by them: how many rows an expert gets, for one
+            for seed in (1, 2):
+                _apart(partial(run, value, seed))
+                if numbers() != said:
+                    raise RuntimeError("it returns numbers that depend on values")
     if sample.outputs != other.outputs or (fixed and not sample.outputs):
         raise RuntimeError("the shapes of what it returns depend on values" if sample.outputs else "it returns no tensor")
     region.samples[_shapes(given)] = sample

@@ -43,10 +43,10 @@ def run(which: str, folder: Path, *, ranks: int = 0, resume: bool = False, scrip
 @pytest.mark.parametrize(
     ("which", "degrees", "resumes"),
     [
-        ("trainer", {"data": 2, "zero": 2}, True), ("trainer", {"pipeline": 2, "data": 1}, False), ("accelerate", {"data": 2}, True),
+        ("trainer", {"data": 2, "zero": 2}, True), ("best", {"pipeline": 2, "data": 1}, False), ("accelerate", {"data": 2}, True),
         ("lightning", {"data": 2, "zero": 3}, True),
     ],
-    ids=["trainer-zero2", "trainer-pp2", "accelerate-dp2", "lightning-zero3"],
+    ids=["trainer-zero2", "trainer-pp2-best", "accelerate-dp2", "lightning-zero3"],
 )  # fmt: skip
 def test_two_ranks_train_what_the_framework_trains_alone(which, degrees, resumes, tmp_path):
     alone, planned = tmp_path / "alone", tmp_path / "planned"
@@ -94,8 +94,12 @@ def test_batches_of_changing_length_are_padded_to_the_plans_shapes(which, tmp_pa
 def test_arguments_that_would_train_something_else_are_refused(tmp_path):
     found = run("refused", tmp_path)[1]
     assert set(found) == {
-        "gradient_accumulation_steps", "max_grad_norm", "bf16", "per_device_train_batch_size", "mixed_precision", "accumulation",
+        "gradient_accumulation_steps", "max_grad_norm", "bf16", "per_device_train_batch_size", "mixed_precision", "accumulation", "eval_dataset",
+        "batch_idx", "self.global_step", "self.current_epoch",
     }  # fmt: skip
+    assert found.pop("eval_dataset").startswith("unsupported: ")
+    for name in ("batch_idx", "self.global_step", "self.current_epoch"):
+        assert found.pop(name).startswith(f"unsupported: LightningModule.training_step: training_step reads {name}, which changes from step to step")
     assert all(text.startswith("usage: ") for text in found.values())
     assert "set it to 0.05" in found["max_grad_norm"] and "mixed_precision='bf16'" in found["mixed_precision"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ class Net(nn.Module):
         super().__init__()
         self.up, self.norm, self.down = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
 
-    def forward(self, features=None, labels=None):
+    def forward(self, features=None, labels=None, **ignored):  # to such a model the Trainer gives the number of targets
         out = self.down(torch.tanh(self.norm(self.up(features))))
         return {"loss": F.cross_entropy(out, labels), "logits": out}
+
+    def floating_point_ops(self, inputs, *options):
+        return 1000 * len(inputs["labels"])
 
 
 def make_model() -> nn.Module:
@@ -50,22 +54,29 @@ def plan_of(ranks: int, **degrees: int) -> Any:
     return mw.plan(make_model(), collate(dataset()[:SAMPLES]), fabric=f"laptop:{ranks}", **options | degrees)
 
 
-def trainer(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+def trainer(folder: Path, steps: int, plan: Any, resume: bool, best: bool = False) -> tuple[list[float], dict[str, torch.Tensor]]:
     import transformers
 
     import meshwright as mw
 
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else plan.layout.ranks if plan is not None else 1
+    watched: dict[str, Any] = {
+        "eval_strategy": "steps", "eval_steps": 3, "load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True,
+    } if best else {}  # fmt: skip
     given = transformers.TrainingArguments(
+        **watched,
         output_dir=str(folder / "out"), max_steps=steps, per_device_train_batch_size=SAMPLES // world, learning_rate=1e-2, lr_scheduler_type="linear",
         max_grad_norm=CLIP, logging_steps=1, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, seed=3, dataloader_pin_memory=False,
     )  # fmt: skip
     model = make_model()
     common: dict[str, Any] = {"model": model, "args": given, "train_dataset": dataset(), "data_collator": collate}
+    common["eval_dataset"] = dataset()[: 2 * SAMPLES]
     made = mw.torch.PlannedTrainer(**common, plan=plan, pad=PAD) if plan is not None else InOrder(**common)
     made.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-3") if resume else None)
     losses = [x["loss"] for x in made.state.log_history if "loss" in x]
-    losses.append(made.evaluate(dataset()[: 2 * SAMPLES])["eval_loss"])
+    losses += [x["eval_loss"] for x in made.state.log_history if "eval_loss" in x]
+    losses.append(made.evaluate()["eval_loss"])
+    losses.append(float(made.state.total_flos))
     state = made.planned_step.state_dict(full=True) if plan is not None else model.state_dict()
     made.save_model(str(folder / "model"))
     return losses, state
@@ -79,8 +90,11 @@ def lightning_module() -> Any:
             super().__init__()
             self.net = make_model()
 
-        def training_step(self, batch, index):
-            return self.net(**batch)["loss"]
+        def training_step(self, batch):
+            made = self.net(**batch)
+            self.log("own_loss", made["loss"], on_step=True)
+            self.log("largest", made["logits"].max())
+            return made["loss"]
 
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -88,6 +102,25 @@ def lightning_module() -> Any:
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     return Own()
+
+
+def changing_modules() -> dict[str, Any]:
+    """By what its training_step reads: a module that trains otherwise from step to step."""
+    own = type(lightning_module())
+
+    class ByIndex(own):  # type: ignore[misc, valid-type]
+        def training_step(self, batch, batch_idx):
+            return self.net(**batch)["loss"] * (2.0 if batch_idx % 2 else 1.0)
+
+    class ByStep(own):  # type: ignore[misc, valid-type]
+        def training_step(self, batch, batch_idx):
+            return self.net(**batch)["loss"] * min(1.0, self.global_step / 10)
+
+    class ByEpoch(own):  # type: ignore[misc, valid-type]
+        def training_step(self, batch, batch_idx):
+            return self.net(**batch)["loss"] * (1.0 if self.current_epoch == 0 else 0.5)
+
+    return {"batch_idx": ByIndex(), "self.global_step": ByStep(), "self.current_epoch": ByEpoch()}
 
 
 def lightning_plan(ranks: int, **degrees: int) -> Any:
@@ -109,6 +142,7 @@ def lightning_loop(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[l
     class Told(Callback):
         def on_train_batch_end(self, trainer, module, outputs, batch, index):
             losses.append(float(outputs["loss"]))
+            assert float(trainer.callback_metrics["own_loss"]) == losses[-1]
             if trainer.global_step == 3 and not resume:
                 trainer.save_checkpoint(str(folder / "third.ckpt"))
 
@@ -145,6 +179,19 @@ def refused(folder: Path) -> dict[str, str]:
             mw.torch.PlannedTrainer(model=make_model(), args=given, train_dataset=dataset(), data_collator=collate, plan=plan)
         except MeshwrightError as error:
             found[name] = f"{error.code}: {error} ({error.hint})"
+    good = {"max_grad_norm": CLIP, "per_device_train_batch_size": SAMPLES, "report_to": [], "use_cpu": True, "eval_strategy": "steps"}
+    try:  # not after the steps before the first evaluation
+        mw.torch.PlannedTrainer(
+            model=make_model(), args=transformers.TrainingArguments(output_dir=str(folder / "out"), **good), train_dataset=dataset(),
+            eval_dataset=dataset()[:5], data_collator=collate, plan=plan_of(2, pipeline=2, data=1),
+        )  # fmt: skip
+    except MeshwrightError as error:
+        found["eval_dataset"] = f"{error.code}: {error} ({error.hint})"
+    for name, module in changing_modules().items():
+        try:
+            mw.plan(mw.torch.TrainingStep(module), collate(dataset()[:SAMPLES]), fabric="laptop:1", tensor=1, pipeline=1)
+        except MeshwrightError as error:
+            found[name] = f"{error.code}: {error}"
     for name, options in {"mixed_precision": {"mixed_precision": "bf16"}, "accumulation": {"gradient_accumulation_steps": 2}}.items():
         model = make_model()
         AcceleratorState._reset_state(True)  # what was made before it is of another precision
@@ -216,7 +263,8 @@ def main() -> None:
         import meshwright as mw
 
         plan = mw.read_plan(folder / "plan.json")
-    losses, state = {"trainer": trainer, "accelerate": accelerated_loop, "lightning": lightning_loop}[which](folder, steps, plan, resume)
+    loops = {"trainer": trainer, "best": partial(trainer, best=True), "accelerate": accelerated_loop, "lightning": lightning_loop}
+    losses, state = loops[which](folder, steps, plan, resume)
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         torch.save(state, folder / "state.pt")
         (folder / "losses.json").write_text(json.dumps(losses))

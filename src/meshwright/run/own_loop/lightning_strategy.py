@@ -5,21 +5,27 @@ data replica gets its part of the data from Lightning's sampler (a loader's batc
 one replica get the same), or, with `use_distributed_sampler=False`, every rank the global batches. Checkpoints are whole, in the module's names, and
 any plan of the module resumes from them.
 
-`training_step` is traced once and not called again: what it logs or counts is not repeated; callbacks see the loss as the batch's output. Validation
-needs a plan under which ranks hold the whole module. `gradient_clip_val` (of either algorithm) and `precision` (bf16-mixed, 16-mixed) are taken where
-they are the plan's own (`Recipe(clip_norm=..., precision=...)`). Not supported, and refused: other values of these, manual optimization, several
-optimizers, `accumulate_grad_batches`.
+`training_step` is traced once and not called again. What it logs of the loss it returns is logged at every step; what else it logs or counts is not
+repeated, and is named in a warning. Callbacks see the loss as the batch's output. Where it reads `batch_idx`, `global_step` or `current_epoch`, which
+a trace would keep as they are, it is refused. Validation needs a plan under which ranks hold the whole module. `gradient_clip_val` (of either
+algorithm) and `precision` (bf16-mixed, 16-mixed) are taken where they are the plan's own (`Recipe(clip_norm=..., precision=...)`). Not supported, and
+refused: other values of these, manual optimization, several optimizers, `accumulate_grad_batches`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
+from ...capture.live import copied
 from ...drive.plans import read_plan
 from ...errors import MissingExtra, Unsupported, UsageError
 from ...plan.plan import Plan
@@ -29,7 +35,9 @@ from .shapes import Pad
 from .step import ParallelStep
 
 try:
+    from lightning.fabric.utilities import move_data_to_device
     from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 except ImportError as error:
     raise MissingExtra("lightning", extra="lightning", needed_for="PlannedStrategy") from error
 
@@ -39,8 +47,48 @@ MIXED = {"bf16-autocast": "bf16-mixed", "fp16-autocast": "16-mixed"}  # Lightnin
 PREFIX = "module."  # of the module's names within `TrainingStep`
 
 
+Logged = list[tuple[str, Any, dict[str, Any]]]  # name, value, options of `self.log`
+_LOGGED: ContextVar[Logged | None] = ContextVar("what training_step logs", default=None)
+
+
+def _changing(what: str) -> NoReturn:
+    raise Unsupported(
+        f"training_step reads {what}, which changes from step to step; a planned step is traced once", where="LightningModule.training_step",
+        hint="give it as a tensor of the batch, or compute what depends on it in a callback",
+    )  # fmt: skip
+
+
+class _BatchIndex:
+    """In the place of `batch_idx`: it may be passed on, and not be read."""
+
+    def _read(self, *_: Any) -> NoReturn:
+        _changing("batch_idx")
+
+    __index__ = __int__ = __float__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __add__ = __radd__ = __sub__ = __rsub__ = _read
+    __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __neg__ = _read
+    __eq__ = __ne__ = _read  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def _traced_surroundings(module: nn.Module) -> Iterator[None]:
+    """Without a trainer: `self.log` notes what it is given, and what a trainer counts is refused."""
+
+    def log(_: Any, name: str, value: Any, *args: Any, **options: Any) -> None:
+        if (found := _LOGGED.get()) is not None:
+            found.append((name, value, dict(zip(("prog_bar", "logger", "on_step", "on_epoch"), args, strict=False)) | options))
+
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(patch.object(type(module), "log", log))
+        for name in ("global_step", "current_epoch"):
+            patched.enter_context(patch.object(type(module), name, property(lambda _, name=name: _changing(f"self.{name}"))))
+        yield
+
+
 class TrainingStep(nn.Module):  # type: ignore[misc]
     """A LightningModule as a module whose forward is its `training_step`: what is planned."""
+
+    returns_loss = True  # of a batch that is a tuple, too
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -48,7 +96,23 @@ class TrainingStep(nn.Module):  # type: ignore[misc]
 
     def forward(self, *tensors: torch.Tensor, **named: torch.Tensor) -> Any:
         batch: Any = named or (tensors if len(tensors) > 1 else tensors[0])
-        return self.module.training_step(batch, 0)
+        function = self.module.training_step
+        index = (_BatchIndex(),) if is_param_in_hook_signature(function, "batch_idx", min_args=2) else ()
+        with _traced_surroundings(self.module):
+            return function(batch, *index)
+
+    def logs_of(self, batch: Any) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
+        """What a copy of the module without values logs: names and options of what is the returned loss itself, and the other names."""
+        said: Logged = []
+        token = _LOGGED.set(said)
+        try:
+            with torch.no_grad(), contextlib.suppress(Exception):  # by value: not all modules run without
+                made = self(**batch) if isinstance(batch, Mapping) else self(*batch) if isinstance(batch, (list, tuple)) else self(batch)
+                loss = made["loss"] if isinstance(made, Mapping) else made
+                return [(n, o) for n, x, o in said if x is loss], [n for n, x, _ in said if x is not loss]
+        finally:
+            _LOGGED.reset(token)
+        return [], [n for n, *_ in said]
 
 
 class PlannedStrategy(DDPStrategy):  # type: ignore[misc]
@@ -96,12 +160,26 @@ class PlannedStrategy(DDPStrategy):  # type: ignore[misc]
         for is_wrong, name, hint in wrong:
             if is_wrong:
                 raise UsageError(f"a PlannedStrategy does not take {name}", where="Trainer", hint=hint)
+        self._described: nn.Module | None = copied(TrainingStep(module), torch.device("meta"))
+        self._of_loss: list[tuple[str, dict[str, Any]]] = []
         self.planned_step = parallelize(TrainingStep(module), self.optimizers[0], self.plan, pad=self.pad)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.planned_step is not None
-        self.planned_step.steps = self.lightning_module.trainer.global_step
-        return self.planned_step(args[0]).to(self.root_device, torch.float32)
+        module = self.lightning_module
+        if self._described is not None:
+            batch = move_data_to_device(args[0], torch.device("meta"))
+            (self._of_loss, others), self._described = self._described.logs_of(batch), None
+            if others and self.is_global_zero:
+                warnings.warn(
+                    f"training_step logs {', '.join(dict.fromkeys(others))}, which a planned step does not compute: "
+                    "log them in validation_step or in a callback", stacklevel=2,
+                )  # fmt: skip
+        self.planned_step.steps = module.trainer.global_step
+        loss = self.planned_step(args[0]).to(self.root_device, torch.float32)
+        for name, options in self._of_loss:
+            module.log(name, loss, **options)
+        return loss
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The step has done it."""

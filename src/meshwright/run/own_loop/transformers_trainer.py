@@ -32,6 +32,7 @@ from .step import ParallelStep
 
 try:
     import transformers
+    from safetensors.torch import load_file
     from transformers.trainer_utils import EvalLoopOutput
 except ImportError as error:
     raise MissingExtra("transformers", extra="transformers", needed_for="PlannedTrainer") from error
@@ -82,6 +83,9 @@ class PlannedTrainer(transformers.Trainer):  # type: ignore[misc]
         self.planned_step: ParallelStep | None = None
         super().__init__(*args, **options)
         self._require_plain()
+        held = self.eval_dataset if str(getattr(self.args.eval_strategy, "value", self.args.eval_strategy)) != "no" else None
+        for dataset in held.values() if isinstance(held, dict) else [held] if held is not None else []:
+            self._require_evaluation(dataset)
 
     def _require_plain(self) -> None:
         layout, given = self.plan.layout, self.args
@@ -141,20 +145,39 @@ class PlannedTrainer(transformers.Trainer):  # type: ignore[misc]
         assert self.planned_step is not None
         return self.planned_step.metrics().get("gradient_norm")
 
-    def evaluation_loop(
-        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> Any:
-        layout, step = self.plan.layout, self.planned_step
-        if step is None or layout is None or (layout.tensor == 1 and layout.pipeline == 1 and layout.zero_level < 3):
-            return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        dataset = dataloader.dataset
+    def _get_num_items_in_batch(self, *args: Any, **options: Any) -> None:
+        """None: losses are means of what the model is given. With a count, the Trainer multiplies an evaluation's loss by its processes."""
+
+    def floating_point_ops(self, inputs: Any) -> float:
+        """This rank's share: every rank is given the global batch, and the Trainer adds up the ranks'."""
+        return float(super().floating_point_ops(inputs)) / self.args.world_size
+
+    def _holds_all(self) -> bool:
+        layout = self.plan.layout
+        return layout is None or (layout.tensor == 1 and layout.pipeline == 1 and layout.zero_level < 3)
+
+    def _require_evaluation(self, dataset: Any, description: str = "") -> None:
+        """Raises: Unsupported where this dataset could not be evaluated."""
+        layout = self.plan.layout
         samples = 0 if isinstance(dataset, IterableDataset) else len(dataset)
+        if self._holds_all() or layout is None:
+            return
         if description == "Prediction" or self.compute_metrics is not None or not samples or samples % layout.global_batch:
             raise Unsupported(
                 "no rank holds the whole model under this plan: only the loss of whole global batches is evaluated", where="PlannedTrainer.evaluate",
                 hint=f"a dataset of a multiple of {layout.global_batch} samples and no compute_metrics; or save the model and evaluate it by itself, "
                 "or plan with tensor=1, pipeline=1 and zero below 3",
             )  # fmt: skip
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> Any:
+        layout, step = self.plan.layout, self.planned_step
+        if step is None or layout is None or self._holds_all():
+            return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        dataset = dataloader.dataset
+        samples = len(dataset)
+        self._require_evaluation(dataset, description)
         batches = DataLoader(dataset, batch_size=layout.global_batch, collate_fn=dataloader.collate_fn)
         losses = [float(step.evaluate(self._prepare_inputs(batch))) for batch in batches]
         metrics = {f"{metric_key_prefix}_loss": sum(losses) / len(losses)}
@@ -174,6 +197,12 @@ class PlannedTrainer(transformers.Trainer):  # type: ignore[misc]
         if self.args.should_save:
             torch.save(state, os.path.join(output_dir, OPTIMIZER))  # noqa: PTH118
             torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, SCHEDULER))  # noqa: PTH118
+
+    def _load_best_model(self) -> None:
+        """Into the ranks' parts: the module itself may have empty parameters here."""
+        assert self.planned_step is not None
+        files = sorted(Path(str(self.state.best_model_checkpoint)).glob("model*.safetensors"))
+        self.planned_step.load_state_dict({name: x for file in files for name, x in load_file(file).items()})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not (Path(checkpoint) / OPTIMIZER).is_file():
