@@ -14,6 +14,7 @@ from meshwright.check.program import memory as worst
 from meshwright.check.program import order
 from meshwright.check.program.flow_kernel import maximum_flow
 from meshwright.check.program.memory import check_memory, worst_order_peaks
+from meshwright.check.program.sweep import swept_peaks
 from meshwright.fabric.fabric import Device, Fabric
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.calls import inline
@@ -282,6 +283,19 @@ def test_questions_of_one_lane_against_others_compute_each_table_of_clocks_once(
         for of, lane in ((main, other), (other, main)):
             o.last_ancestor(o.base[of] + np.arange(o.length[of]), lane)
     assert 2 < len(made) <= len(o.lanes_of_block)
+
+
+def test_a_sweep_over_all_ranks_computes_each_table_of_clocks_at_most_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    t = Training(training_layout(data=2))
+    p = inline(t.program, t.programs).program
+    swept = swept_peaks(p, order.Order(p))
+    for name, value in (("MAX_KEPT_CLOCK_ENTRIES", 0), ("BLOCK_LANES", 2)):
+        monkeypatch.setattr(order, name, value)
+    made: list[int] = []
+    monkeypatch.setattr(order, "merge_clocks", lambda *a, merge=order.merge_clocks: (made.append(1), merge(*a)))
+    o = order.Order(p)
+    assert swept_peaks(p, o) == swept
+    assert 2 < len(made) <= 2 * len(o.lanes_of_block)
 
 
 def test_first_and_last_nodes_of_all_buffers_against_every_pair() -> None:
