@@ -14,6 +14,7 @@ from meshwright.check.program import memory as worst
 from meshwright.check.program import order
 from meshwright.check.program.flow_kernel import maximum_flow
 from meshwright.check.program.memory import check_memory, worst_order_peaks
+from meshwright.check.program.sweep import swept_peaks
 from meshwright.fabric.fabric import Device, Fabric
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.calls import inline
@@ -282,6 +283,37 @@ def test_questions_of_one_lane_against_others_compute_each_table_of_clocks_once(
         for of, lane in ((main, other), (other, main)):
             o.last_ancestor(o.base[of] + np.arange(o.length[of]), lane)
     assert 2 < len(made) <= len(o.lanes_of_block)
+
+
+def lanes_in_turns(ranks: int, lanes: int) -> Program:
+    """Numbered as calls number them: one lane of every rank, then the next of every rank. First lanes send round a ring and wait for the others."""
+    b = ProgramBuilder(ranks=ranks)
+    of = [[b.lane(r) for r in range(ranks)] for _ in range(lanes)]
+    rings = [b.channel(r, (r + 1) % ranks) for r in range(ranks)]
+    for r in range(ranks):
+        x, y = b.buffer(r, chunks=1, chunk_bytes=8), b.buffer(r, chunks=1, chunk_bytes=8)
+        first = of[0][r].compute(b.op("F", writes=[(x, 0, 1)]))
+        of[0][r].send(rings[r], x, 0)
+        came = of[0][r].recv(rings[r - 1], y, 0)
+        done = []
+        for k in range(1, lanes):
+            z = b.buffer(r, chunks=1, chunk_bytes=k)
+            done.append(of[k][r].compute(b.op("F", reads=[(x, 0, 1)], writes=[(z, 0, 1)]), after=[first]))
+            done.append(of[k][r].compute(b.op("F", reads=[(y, 0, 1), (z, 0, 1)]), after=[came]))
+        b.dies_after(x, of[0][r].compute(b.op("F"), after=done))
+    return b.build()
+
+
+def test_a_sweep_over_all_ranks_computes_each_table_of_clocks_at_most_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = lanes_in_turns(4, 4)
+    swept = swept_peaks(p, order.Order(p))
+    for name, value in (("MAX_KEPT_CLOCK_ENTRIES", 0), ("BLOCK_LANES", 4)):
+        monkeypatch.setattr(order, name, value)
+    made: list[int] = []
+    monkeypatch.setattr(order, "merge_clocks", lambda *a, merge=order.merge_clocks: (made.append(1), merge(*a)))
+    o = order.Order(p)
+    assert swept_peaks(p, o) == swept and min(swept) > 16
+    assert len(o.lanes_of_block) == 4 and 2 < len(made) <= 2 * len(o.lanes_of_block)
 
 
 def test_first_and_last_nodes_of_all_buffers_against_every_pair() -> None:

@@ -53,6 +53,13 @@ def test_a_right_plan_is_ok_with_figures() -> None:
     assert verdict.to_json()["status"] == "ok"
 
 
+def test_the_calls_of_a_plans_program_are_written_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Program] = []
+    monkeypatch.setattr(whole, "inline", lambda p, table, inline=whole.inline: (written.append(p), inline(p, table))[1])
+    made = plan()
+    assert check_plan(made).ok and [p for p in written if len(p.calls)] == [made.main]
+
+
 def test_a_need_that_is_a_bound_on_one_rank_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     found = whole.worst_order_memory
 

@@ -34,6 +34,7 @@ from meshwright.lower.training import lower_training
 from meshwright.plan.on_schedule import on_schedule
 from meshwright.plan.plan import SegmentStep
 from meshwright.plan.recompute import LayoutRegions
+from meshwright.plan.shards import local_value
 from meshwright.program.calls import inline
 from meshwright.program.hash import program_hash
 from meshwright.program.program import Kind
@@ -217,6 +218,15 @@ def test_what_is_made_again_counts_until_the_weights_have_used_it():
         assert a.left_bytes <= b.left_bytes and a.saved_bytes >= b.saved_bytes
         assert b.left_bytes - a.left_bytes >= a.saved_bytes - b.saved_bytes  # what is not kept is made again, and other things on the way
     assert any(s.recompute for s in first.segments)
+
+
+def test_sizes_of_values_are_asked_for_only_where_a_backward_in_two_parts_needs_them(monkeypatch):
+    """Not those of all values for every segment."""
+    asked = []
+    monkeypatch.setattr("meshwright.plan.on_schedule.local_value", lambda v, *a: (asked.append(v.name), local_value(v, *a))[1])
+    layout, _, _ = lowered("zb1p", {"tries": 0}, 2, 2, tensor=2)
+    biases = {x.value for s in layout.segments for x in s.row_biases}
+    assert layout.split_backward and set(asked) == biases and len(asked) == 2 * sum(len(s.row_biases) for s in layout.segments)
 
 
 def test_a_step_graphs_plan_and_missing_orders_are_refused():

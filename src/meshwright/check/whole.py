@@ -58,9 +58,16 @@ def check_program(
         work: of a pipeline's step; fills: of the steps of a cycle for which the program stands, the other work they do.
         own: the job of a plan whose kind has one of its own (tasks, tables, exchanges).
     """
+    return _checked(program, programs or {}, layout, work, fills, own)[0]
+
+
+def _checked(
+    program: Program, table: Mapping[str, Program], layout: TrainingLayout | None, work: PipelineWork | None, fills: Sequence[FillWork],
+    own: OwnJob | None,
+) -> tuple[Verdict, Program | None]:  # fmt: skip
+    """As `check_program`; and the call-free, unfolded form that was checked, None where there is none."""
     findings: list[Finding] = []
     notes: list[str] = []
-    table = programs or {}
     found = guarded("values", lambda: runs_once(program)) if work is not None and program.fold is None else []
     plain: Program | None = None
     if not found:
@@ -68,10 +75,10 @@ def check_program(
     findings += found
     if plain is None and not found:  # folded, and too big to write out
         if len(program.calls):
-            return _folded_training(program, table, layout, notes)
+            return _folded_training(program, table, layout, notes), None
         findings += guarded("fold", lambda: _folded(program, notes))
     if plain is None:
-        return Verdict(findings=tuple(findings), notes=tuple(notes))
+        return Verdict(findings=tuple(findings), notes=tuple(notes)), None
     flat = solid(plain) if work is not None else plain
     findings += guarded("deadlock", lambda: check_deadlock(flat))
     if not findings:
@@ -90,7 +97,7 @@ def check_program(
         elif not findings:
             notes.append("values: no contract and no layout, so there is nothing to prove about the results")
     facts: dict[str, Any] = {"steps": len(plain.steps), "lanes": len(plain.lanes), "channels": len(plain.channels)}
-    return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
+    return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes)), plain
 
 
 def _with_order(p: Program, keep: list[Order]) -> list[Finding]:
@@ -227,14 +234,12 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     for name in sorted(set(plan.programs) - called):
         fills: list[FillWork] = []
         findings += guarded("values", lambda name=name, fills=fills: _fills(plan, name, fills))  # type: ignore[misc]
-        verdict = check_program(
-            plan.programs[name], programs=plan.programs, layout=plan.layout, work=work[0] if work else None, fills=fills,
-            own=own[0] if own else None,
-        )  # fmt: skip
+        program = plan.programs[name]
+        verdict, plain = _checked(program, plan.programs, plan.layout, work[0] if work else None, fills, own[0] if own else None)
         findings += verdict.findings
         notes += verdict.notes
         if verdict.ok:
-            findings += guarded("plan", lambda p=plan.programs[name]: _on_fabric(plan, p, target[0], facts))  # type: ignore[misc]
+            findings += guarded("plan", lambda p=program, flat=plain: _on_fabric(plan, p, flat, target[0], facts))  # type: ignore[misc]
     findings += guarded("plan", lambda: check_job(plan))
     findings += guarded("values", lambda: _recomputation(plan))
     findings += guarded("values", lambda: check_folds(plan))
@@ -300,13 +305,12 @@ def _cycle(plan: Plan) -> list[Finding]:
     return found
 
 
-def _on_fabric(plan: Plan, program: Program, fabric: Fabric, facts: dict[str, Any]) -> list[Finding]:
-    """Links and memory of a sound program where the plan puts it."""
-    found, flat = _plain(program, plan.programs, [])
+def _on_fabric(plan: Plan, program: Program, flat: Program | None, fabric: Fabric, facts: dict[str, Any]) -> list[Finding]:
+    """Links and memory of a sound program where the plan puts it. `flat`: its call-free, unfolded form; None: it is too big to write out."""
     claimed = plan.prediction.time_s if plan.prediction is not None and program is plan.main else None
     if flat is None:
-        return found or _folded_on_fabric(plan, program, fabric, claimed, facts)
-    found += guarded("links", lambda: check_links(flat, fabric, plan.placement, claimed))
+        return _folded_on_fabric(plan, program, fabric, claimed, facts)
+    found = guarded("links", lambda: check_links(flat, fabric, plan.placement, claimed))
     if found:
         return found
     time, _ = link_time(flat, fabric, plan.placement)

@@ -42,8 +42,8 @@ def on_schedule(
         copy_of=tuple(copy_of) if len(placement) > 1 else (), split_backward=split,
     )  # fmt: skip
     if split:
-        again = made_again_bytes(graph, layout)
-        made = replace(made, segments=tuple(_split(graph, layout, s, again[s.key]) for s in layout.segments))
+        known, again = _Known(graph, layout), made_again_bytes(graph, layout)
+        made = replace(made, segments=tuple(_split(known, s, again[s.key]) for s in layout.segments))
     if plain:
         return made
     _require_families(made)
@@ -132,17 +132,33 @@ def split_prices(table: Mapping[str, Priced], layout: TrainingLayout, cost: Cost
 
 
 # ---- split backward ----------------------------------------------------------------------------------------------------
-def _split(graph: OpGraph, layout: TrainingLayout, s: Segment, again_bytes: int) -> Segment:
+class _Known:
+    """What all segments of a layout ask of it and of its graph."""
+
+    def __init__(self, graph: OpGraph, layout: TrainingLayout) -> None:
+        self.tensor, self.values = layout.tensor, {v.name: v for v in layout.values}
+        self.node_of = {n.name: n for n in graph.nodes}
+        self.trained = {f"param:{p.name}" for p in graph.parameters if p.trainable}
+
+    def nodes(self, s: Segment) -> list[OpNode]:
+        return [self.node_of[n] for n in s.nodes if n in self.node_of]
+
+    def roles(self, s: Segment) -> dict[str, bool]:
+        return _roles(self.nodes(s), {v for v in s.reads if v in self.values and self.values[v].differentiable}, self.trained)
+
+    def largest_part(self, value: str) -> int:
+        """Bytes of the largest part of a value that a tensor-parallel rank holds."""
+        return max(local_value(self.values[value], t, self.tensor).size_bytes for t in range(self.tensor))
+
+
+def _split(known: _Known, s: Segment, again_bytes: int) -> Segment:
     """`again_bytes`: what its calls make again for backward."""
     if s.step is not None:
         raise Unsupported(
             "the plan of a step graph orders a whole backward, and this schedule's is in two parts", where=f"segment {s.key}",
             hint="another --recompute, or a schedule with whole backward",
         )  # fmt: skip
-    node_of = {n.name: n for n in graph.nodes}
-    nodes = [node_of[n] for n in s.nodes if n in node_of]
-    trained = _trained(graph)
-    roles = _roles(nodes, _differentiable(layout, s), trained)
+    nodes, roles = known.nodes(s), known.roles(s)
     part = sum((n.backward if roles[n.name] else _half(n.backward) for n in nodes if n.name in roles), Work())
     whole = sum((n.backward for n in nodes), Work())
     own = {
@@ -151,20 +167,18 @@ def _split(graph: OpGraph, layout: TrainingLayout, s: Segment, again_bytes: int)
     }  # fmt: skip
     # Gradients of partial sums are whole on every rank; so are those of values to which the segment adds a bias first.
     summed, left = sum(own.pop(v, 0) for v in s.sum_writes), sum(own.values())
-    if s.split and layout.tensor > 1:
-        shares = s.shares or (1,) * layout.tensor
+    if s.split and known.tensor > 1:
+        shares = s.shares or (1,) * known.tensor
         left = -(-left * max(shares) // sum(shares))
-    parts = {v.name: max(local_value(v, t, layout.tensor).size_bytes for t in range(layout.tensor)) for v in layout.values}
-    left += summed + sum(parts[x.value] for x in s.row_biases if layout.tensor > 1 and f"param:{x.bias}" in trained)
+    left += summed + sum(known.largest_part(x.value) for x in s.row_biases if known.tensor > 1 and f"param:{x.bias}" in known.trained)
     return replace(s, weight_backward=_fraction(s.backward, part, whole), left_bytes=left + again_bytes)
 
 
 def weight_roles(graph: OpGraph, layout: TrainingLayout) -> dict[str, bool]:
     """Operators whose backward has work for `W`: True where all of it is for parameters, False where it is for what a segment reads as well."""
-    node_of = {n.name: n for n in graph.nodes}
-    found: dict[str, bool] = {}
+    known, found = _Known(graph, layout), dict[str, bool]()
     for s in layout.segments:
-        found |= _roles([node_of[n] for n in s.nodes if n in node_of], _differentiable(layout, s), _trained(graph))
+        found |= known.roles(s)
     return found
 
 
@@ -181,16 +195,6 @@ def _roles(nodes: Sequence[OpNode], reads: set[str], trained: set[str]) -> dict[
             beside.add(n.name)
             found[n.name] = True
     return found
-
-
-def _differentiable(layout: TrainingLayout, s: Segment) -> set[str]:
-    """What the segment reads that has a gradient."""
-    known = {v.name for v in layout.values if v.differentiable}
-    return {v for v in s.reads if v in known}
-
-
-def _trained(graph: OpGraph) -> set[str]:
-    return {f"param:{p.name}" for p in graph.parameters if p.trainable}
 
 
 _BYTES = {"float64": 8, "float16": 2, "bfloat16": 2}

@@ -85,22 +85,24 @@ def _main_lanes(p: Program, users: Ints, actors: int) -> Ints:
 def _places(p: Program, order: Order, main: Ints) -> tuple[Ints, Ints]:
     """Per step: how many steps of its actor's main lane are over when it may begin, and are over at most before it has ended."""
     low, high = np.zeros(len(p.steps), np.int64), np.zeros(len(p.steps), np.int64)
-    ahead = posted_ahead(order)
-    for actor, lane in enumerate(main.tolist()):
-        if lane < 0:
+    ahead, block = posted_ahead(order), order.block_of_lane
+    pairs = [(lane, int(x)) for actor, lane in enumerate(main.tolist()) if lane >= 0 for x in np.flatnonzero(p.lanes.actor == actor)]
+    # Clocks are tables of many lanes, and few are kept: what asks of lanes of one table comes in a row.
+    for lane, other in sorted(pairs, key=lambda x: int(block[x[0]])):
+        nodes = order.base[other] + np.arange(order.length[other])
+        steps = order.step[nodes]
+        if other == lane:
+            low[steps] = order.position[nodes]
+            high[steps] = order.position[nodes] + 1
             continue
-        chief = order.base[lane] + np.arange(order.length[lane])
-        for other in np.flatnonzero(p.lanes.actor == actor).tolist():
-            nodes = order.base[other] + np.arange(order.length[other])
+        low[steps] = order.last_ancestor(nodes, lane) + 1
+        early = nodes[ahead[nodes] >= 0]
+        if len(early):
+            low[order.step[early]] = order.last_before_post(early, ahead[early], lane) + 1
+    for lane, other in sorted(pairs, key=lambda x: int(block[x[1]])):
+        if other != lane:
+            nodes, chief = (order.base[x] + np.arange(order.length[x]) for x in (other, lane))
             steps = order.step[nodes]
-            if other == lane:
-                low[steps] = order.position[nodes]
-                high[steps] = order.position[nodes] + 1
-                continue
-            low[steps] = order.last_ancestor(nodes, lane) + 1
-            early = nodes[ahead[nodes] >= 0]
-            if len(early):
-                low[order.step[early]] = order.last_before_post(early, ahead[early], lane) + 1
             # A step has ended before main step x when it is among x's ancestors; the first such x bounds its life from above.
             seen = order.last_ancestor(chief, other)  # rises along the main lane
             high[steps] = np.searchsorted(seen, order.position[nodes], side="left") + 1
