@@ -47,7 +47,7 @@ class _Sample:
 
 @dataclass
 class _Region:
-    """One call: `function(state, args, kwargs)`. `arguments`: their form and its leaves, `_TENSOR` where a tensor stands, by the shapes of all tensors
+    """One call: `function(state, args, kwargs)`. `arguments`: their form and its leaves, `_TENSOR` where a tensor stands, by shapes of all tensors
     (numbers among them may follow the batch); `names`: of its state, in the order in which the operator takes it; `batch`: the model's samples,
     wherever they are among its arguments' dimensions."""
 
@@ -67,9 +67,9 @@ class _Region:
         args, kwargs = spec.unflatten([next(given) if x is _TENSOR else x for x in leaves])
         state = {n: t for names, t in zip(self.names, tensors[self.tensors :], strict=True) for n in names}
         result = without_hooks_where_refused(self, lambda: self.function(state, args, kwargs))
-        leaves, self.out_spec = flat_tree(result)
-        self.out_leaves = tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
-        return [x for x in leaves if isinstance(x, torch.Tensor)]
+        found, self.out_spec = flat_tree(result)
+        self.out_leaves = tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in found)
+        return [x for x in found if isinstance(x, torch.Tensor)]
 
 
 def _call_of(module: nn.Module) -> Callable[[dict[str, torch.Tensor], Any, Any], Any]:

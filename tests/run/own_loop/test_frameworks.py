@@ -104,6 +104,20 @@ def test_arguments_that_would_train_something_else_are_refused(tmp_path):
     assert "set it to 0.05" in found["max_grad_norm"] and "mixed_precision='bf16'" in found["mixed_precision"]
 
 
+def test_a_module_that_says_that_it_returns_its_loss_is_planned_so_on_a_tuple():
+    """As `TrainingStep` says, whose batches are mostly (inputs, target): the target was kept from it."""
+
+    class Own(zoo_loops.Net):
+        returns_loss = True
+
+        def forward(self, features, labels):
+            return super().forward(features, labels)["loss"]
+
+    batch = zoo_loops.collate(zoo_loops.dataset()[:8])
+    plan = mw.plan(Own(), (batch["features"], batch["labels"]), fabric="laptop:1", tensor=1, pipeline=1)
+    assert plan.job["training"]["loss"] == "output"
+
+
 @pytest.mark.parametrize(("name", "package"), [("PlannedTrainer", "transformers"), ("accelerated", "accelerate"), ("PlannedStrategy", "lightning")])
 def test_without_the_package_the_extra_is_named(name, package):
     if importlib.util.find_spec(package):

@@ -18,6 +18,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -58,6 +59,10 @@ def _changing(what: str) -> NoReturn:
     )  # fmt: skip
 
 
+def _counted(name: str, _: object) -> NoReturn:
+    _changing(f"self.{name}")
+
+
 class _BatchIndex:
     """In the place of `batch_idx`: it may be passed on, and not be read."""
 
@@ -66,7 +71,7 @@ class _BatchIndex:
 
     __index__ = __int__ = __float__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __add__ = __radd__ = __sub__ = __rsub__ = _read
     __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __neg__ = _read
-    __eq__ = __ne__ = _read  # type: ignore[assignment]
+    __eq__ = __ne__ = _read
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -81,7 +86,7 @@ def _traced_surroundings(module: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as patched:
         patched.enter_context(patch.object(type(module), "log", log))
         for name in ("global_step", "current_epoch"):
-            patched.enter_context(patch.object(type(module), name, property(lambda _, name=name: _changing(f"self.{name}"))))
+            patched.enter_context(patch.object(type(module), name, property(partial(_counted, name))))
         yield
 
 

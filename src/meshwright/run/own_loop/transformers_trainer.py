@@ -150,7 +150,7 @@ class PlannedTrainer(transformers.Trainer):  # type: ignore[misc]
 
     def floating_point_ops(self, inputs: Any) -> float:
         """This rank's share: every rank is given the global batch, and the Trainer adds up the ranks'."""
-        return float(super().floating_point_ops(inputs)) / self.args.world_size
+        return float(super().floating_point_ops(inputs) / self.args.world_size)
 
     def _holds_all(self) -> bool:
         layout = self.plan.layout
