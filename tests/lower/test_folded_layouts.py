@@ -125,6 +125,7 @@ def same(x: Lowered, whole: Program) -> None:
     one = simulate_program(flat, x.fabric, x.places, cost, works=works)
     other = simulate_stored(x.folded, x.fabric, x.places, cost, works=works, programs=x.callees)
     assert other.makespan_s == one.makespan_s and other.memory_peak_bytes == one.memory_peak_bytes
+    assert max(other.memory_peak_bytes) <= max(worst_bytes(x.folded, x.callees))
     assert {k: v for k, v in other.link_busy_s.items() if v} == pytest.approx({k: v for k, v in one.link_busy_s.items() if v}, rel=1e-12)
     assert folded_link_time(x.folded, x.callees, x.fabric, x.places)[0] == link_time(flat, x.fabric, x.places)[0]
     assert check_folded_training(x.folded, x.callees, x.layout) == []

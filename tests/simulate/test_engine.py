@@ -450,6 +450,28 @@ def test_memory_by_hand() -> None:
     assert staged.memory_peak_bytes == (117, 7)  # the message goes straight into its place
 
 
+@pytest.mark.parametrize("copy_s", [0.0, 1.0])
+def test_what_a_copy_fills_is_empty_before_also_where_copies_cost_nothing(copy_s: float) -> None:
+    """Gathered weights: each buffer is filled by a copy, sent in that instant, and over before the next one. Two never live together."""
+    b = ProgramBuilder(2)
+    own = b.buffer(0, chunks=2, chunk_bytes=10, role="weight", persistent=True)
+    far = b.buffer(1, chunks=2, chunk_bytes=10, role="output")
+    c = b.channel(0, 1)
+    copies, sends, got, sent = b.lane(0), b.lane(0), b.lane(1), None
+    for k in range(2):
+        gathered = b.buffer(0, chunks=1, chunk_bytes=10)
+        filled = copies.copy((own, k), (gathered, 0), after=[sent] if sent is not None else [])
+        sent = sends.send(c, gathered, 0, after=[filled])
+        got.recv(c, far, k)
+        b.dies_after(gathered, sent)
+    p = b.build()
+    durations = np.where((p.steps.src_buffer == own) & (p.steps.dst_buffer >= 0), copy_s, 1.0)
+    timeline = simulate_program(p, line(2, rate=10), names(2), durations_s=durations)
+    start, end = np.empty(len(p.steps)), np.empty(len(p.steps))
+    start[timeline.spans.step], end[timeline.spans.step] = timeline.spans.start_s, timeline.spans.end_s
+    assert timeline.memory_peak_bytes[0] == order_peak(p, start, end)[0] == 30
+
+
 @pytest.mark.parametrize(("depth", "expected"), [(1, 20), (2, 30), (3, 30)])
 def test_memory_of_receives_posted_ahead(depth: int, expected: int) -> None:
     """Of three messages into places of their own, depth d are posted at once; the first place dies when the second message is there."""
