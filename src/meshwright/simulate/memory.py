@@ -141,7 +141,7 @@ def _lifetimes(p: Program, first_start: F64, last_end: F64, makespan_s: float) -
 
 
 def _filled_at_once(p: Program, among: NDArray[np.bool_], first_start: F64, last_end: F64) -> NDArray[np.bool_]:
-    """Of these buffers, first written and first read at one instant, those that a step without duration has filled by then: a copy that costs nothing,
+    """Of these buffers, first written and first read at one instant, those that a step without duration has filled by then: a copy without cost,
     before its message is sent. A step that changes what it reads does not fill."""
     among = among & (p.buffers.persistent == 0) & (p.buffers.role != BUFFER_ROLES.index("input"))
     if not among.any():
