@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 __all__ = ["few_collections", "keep_memory", "kept_memory"]
 
-# mallopt's M_MMAP_THRESHOLD (larger arrays get pages of their own), M_TRIM_THRESHOLD (what may stay free), M_TOP_PAD (what is asked for at once).
-_MALLOC_BYTES = {-3: 4 << 20, -1: 64 << 20, -2: 16 << 20}
+# mallopt's parameters: what may stay free, what is asked for at once, from which size arrays get pages of their own, how many of these.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4
+_MALLOC_BYTES = {_MMAP_THRESHOLD: 4 << 20, _TRIM_THRESHOLD: 64 << 20, _TOP_PAD: 16 << 20}
 
 
 def keep_memory() -> None:
@@ -24,7 +25,6 @@ def keep_memory() -> None:
             settle(*parameter_and_bytes)
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # mallopt's parameters
 _MAX_THRESHOLD_BYTES = 2**31 - 1
 # What glibc's own thresholds grow to as large blocks are freed: from there on a process is as if they had never been set.
 _USUAL = ((_MMAP_MAX, 65536), (_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 64 << 20))

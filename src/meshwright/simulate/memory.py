@@ -124,13 +124,19 @@ def _lifetimes(p: Program, first_start: F64, last_end: F64, makespan_s: float) -
     b = p.buffers
     root = root_of(p)
     begin = np.full(len(b), np.inf)
-    step, buffer = _writes(p)
-    np.minimum.at(begin, root[buffer], _posted(p, first_start, last_end)[step])
+    (writer, written), (reader, read) = ((step, root[buffer]) for step, buffer in (_writes(p), _reads(p)))
+    np.minimum.at(begin, written, _posted(p, first_start, last_end)[writer])
     seen = np.full(len(b), np.inf)
-    step, buffer = _reads(p)
-    np.minimum.at(seen, root[buffer], first_start[step])
+    np.minimum.at(seen, read, first_start[reader])
     fresh = np.isin(b.role, [BUFFER_ROLES.index("gradient"), BUFFER_ROLES.index("activation")])  # sums that begin at zero
-    fresh |= _filled_at_once(p, begin == seen, first_start, last_end)
+    at_once = (begin == seen) & (b.persistent == 0) & (b.role != BUFFER_ROLES.index("input"))
+    if at_once.any():
+        # First written and first read at one instant: a step without duration has filled it by then (a copy that costs nothing, before its message is
+        # sent). A step that changes what it reads does not fill.
+        fills = at_once[written] & ~np.isin(writer * len(b) + written, reader * len(b) + read)
+        filled = np.full(len(b), np.inf)
+        np.minimum.at(filled, written[fills], last_end[writer[fills]])
+        fresh |= at_once & (filled <= seen)
     begin = np.where((b.persistent != 0) | (~fresh & (begin >= seen)) | ~np.isfinite(begin), 0.0, begin)
     end = np.full(len(b), -np.inf)
     rows = np.diff(b.last.ptr)
@@ -138,24 +144,6 @@ def _lifetimes(p: Program, first_start: F64, last_end: F64, makespan_s: float) -
     # alive to the end: persistent, an owner without `last`, an owner one of whose views has none but is written later
     end = np.where((b.persistent != 0) | ((rows == 0) & (root == np.arange(len(b)))), makespan_s, end)
     return begin, np.maximum(end, begin)
-
-
-def _filled_at_once(p: Program, among: NDArray[np.bool_], first_start: F64, last_end: F64) -> NDArray[np.bool_]:
-    """Of these buffers, first written and first read at one instant, those that a step without duration has filled by then: a copy without cost,
-    before its message is sent. A step that changes what it reads does not fill."""
-    among = among & (p.buffers.persistent == 0) & (p.buffers.role != BUFFER_ROLES.index("input"))
-    if not among.any():
-        return among
-    root, n = root_of(p), len(among)
-    writer, written = _writes(p)
-    writer, written = writer[among[root[written]]], root[written][among[root[written]]]
-    reader, read = _reads(p)
-    reader, read = reader[among[root[read]]], root[read][among[root[read]]]
-    fills = ~np.isin(writer * n + written, reader * n + read)
-    done, seen = np.full(n, np.inf), np.full(n, np.inf)
-    np.minimum.at(done, written[fills], last_end[writer[fills]])
-    np.minimum.at(seen, read, first_start[reader])
-    return among & (done <= seen)
 
 
 def memory_over_time(

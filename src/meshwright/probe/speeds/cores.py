@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,12 +126,10 @@ class _Workers:
         return [self.answer(i) for i in range(busy)]
 
     def answer(self, number: int) -> Sample:
-        try:
+        with suppress(EOFError, OSError):  # it is gone
             if self.pipes[number].poll(MAX_WAIT_S):
                 found: Sample = self.pipes[number].recv()
                 return found
-        except (EOFError, OSError):
-            pass
         raise RunError(f"core {number} of {len(self.pipes)} does not answer", hint="is there memory for 64 MiB on each?")
 
     def quota(self, share: float, rounds: int) -> QuotaCost:
