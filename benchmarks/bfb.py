@@ -1,9 +1,10 @@
 """Breadth-first broadcasts on direct connections: exact figures of graphs of 1,024 nodes, and K(4,4) in the lab beside our ring.
 
-Run: `python benchmarks/bfb.py` (some seconds for the figures; the lab needs root and takes four minutes on a quiet machine). Graphs: steps and the
-bandwidth factor T_B in M/B, beside the figure that was published or the bound (N - 1)/N; processor time of the exact division at all ranks. Lab:
-eight devices, each joined to the four of the other side by links of 20 Mbit/s and 5 ms; median time of an all-gather and of a
-reduce-scatter, both planned for that fabric.
+Run: `python benchmarks/bfb.py [figures] [random] [lab]` (some seconds for the figures; the lab needs root and takes four minutes on a quiet
+machine; rows of parts that are not run stay as they were). Graphs: steps and the bandwidth factor T_B in M/B, beside the figure that was published
+or the bound (N - 1)/N; processor time of the exact division at all ranks. Random: simulated time of large all-gathers and reduce-scatters on
+4-regular graphs of 20 nodes, beside T_B, and both over the bound. Lab: eight devices, each joined to the four of the other side by links of 20
+Mbit/s and 5 ms; median time of an all-gather and of a reduce-scatter, both planned for that fabric.
 """
 
 from __future__ import annotations
@@ -21,8 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import networkx
+import numpy as np
 
-from meshwright.decide.collective.bfb.strategy import Steps
+from meshwright.decide.collective import CollectiveProblem
+from meshwright.decide.collective.bfb.strategy import BFB, Steps
+from meshwright.decide.collective.bounds.bandwidth import bandwidth_bound
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.io.fabric.document import fabric_document
 
@@ -66,6 +72,27 @@ def figures() -> list[dict[str, Any]]:
     return rows
 
 
+def on_random_graphs() -> list[dict[str, Any]]:
+    rows, nodes = [], 20
+    for seed, op in product(range(6), ("all-gather", "reduce-scatter")):
+        joined = networkx.random_regular_graph(PORTS, nodes, seed=seed).edges
+        links = tuple(Link(src=f"d{x}", dst=f"d{y}", rate_Bps=10**9, latency_s=1e-6) for a, b in joined for x, y in ((a, b), (b, a)))
+        fabric = Fabric(name=f"random-{seed}", devices=tuple(Device(name=f"d{i}") for i in range(nodes)), links=links)
+        problem = CollectiveProblem.on(fabric, op, nodes << 20)
+        begin = time.process_time()
+        plan = BFB().plan(problem, rng=np.random.default_rng(0))
+        took, bound_s = time.process_time() - begin, float(bandwidth_bound(problem).exact)
+        time_s = simulated_time_s(plan.program, fabric, problem.ranks, None)
+        in_steps = float(Fraction(plan.notes["bandwidth_factor_least"])) / ((nodes - 1) / nodes)
+        least_s = plan.notes.get("shortest_ways", {}).get("least_s", bound_s)
+        rows.append({
+            "what": f"{op} of 20 MiB by bfb on a random 4-regular graph of 20 nodes ({seed}): simulated over the bound, beside T_B over it",
+            "value": time_s / bound_s, "unit": "x", "peer": in_steps, "shortest_ways": least_s / bound_s, "cpu_s": took,
+        })  # fmt: skip
+        print(f"{op:<15} {seed}  simulated {time_s / bound_s:.3f}  T_B {in_steps:.3f}  shortest ways {least_s / bound_s:.3f}", flush=True)
+    return rows
+
+
 def seconds(row: dict[str, Any]) -> float:
     return float(row["in_place"]["time_s"])
 
@@ -103,4 +130,10 @@ def in_lab() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    machine.record("bfb", figures() + in_lab(), command="python benchmarks/bfb.py")
+    parts = {"figures": (figures, "bandwidth factor"), "random": (on_random_graphs, "random 4-regular"), "lab": (in_lab, "in the lab")}
+    path = machine.RESULTS / "bfb.json"
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    asked, found = sys.argv[1:] or list(parts), []
+    for name, (run_part, words) in parts.items():
+        found += run_part() if name in asked else [row for row in before if words in row["what"]]
+    machine.record("bfb", found, command=" ".join(["python benchmarks/bfb.py", *sys.argv[1:]]))

@@ -1,11 +1,11 @@
-"""Files larger than memory, read in random order: the page cache as it is, members kept, and nodes that keep together; the analyser's predictions.
+"""Files larger than memory, read in random order: the page cache as it is, and members kept; the analyser's predictions.
 
-As root: `python benchmarks/data_cache.py [--parts cache,stalls,plan,peers] [--rounds N]`. cache: 400 files of 1 MiB, a disk of 50 MiB/s, a control
-group of 200 MiB; bytes from storage and seconds per epoch, ways in turn, medians over the rounds' epochs from the second on. Where mosaicml-streaming
-is installed it reads the same items as MDS shards of 4 MiB in its own shuffled order, with a cache limit of as many bytes; its control group has room
-for the packages that it imports beside that. stalls: a loader under a quota of half a core and a disk of 5 MiB/s. Rates are measured by
-`measure_stalls`, in turn with epochs of which a share of the bytes is in memory. plan: there, `data plan` for a memory of 60 % of the bytes and a
-device of 150 ms a batch, and real epochs as planned beside what it predicts. peers: four nodes in network namespaces, a disk for each.
+As root: `python benchmarks/data_cache.py [--parts cache,stalls,plan] [--rounds N]`. cache: 400 files of 1 MiB, a disk of 50 MiB/s, a control group
+of 200 MiB; bytes from storage and seconds per epoch, ways in turn, medians over the rounds' epochs from the second on. Where mosaicml-streaming is
+installed it reads the same items as MDS shards of 4 MiB in its own shuffled order, with a cache limit of as many bytes as the budget that `Kept`
+finds; its control group has room for the packages that it imports beside that. stalls: a loader under a quota of half a core and a disk of 5 MiB/s.
+Rates are measured by `measure_stalls`, in turn with epochs of which a share of the bytes is in memory. plan: there, `data plan` for a memory of 60
+% of the bytes and a device of 150 ms a batch, and real epochs as planned beside what it predicts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ import numpy as np
 
 FILES, FILE_BYTES = 400, 1 << 20
 MEMORY_BYTES, DISK_BPS = 200 << 20, 50 << 20
-KEPT_BYTES = 172 << 20  # the process takes 23 MiB and an item on its way 3: at 175 the group is full, and the kernel takes pages of members
 EPOCHS = 4
-NODES, NODE_FILES, NODE_FILE_BYTES = 4, 120, 1 << 20
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 PLAN_SHARE, PLAN_DEVICE_S = 0.6, 0.15  # of the bytes; of a batch of 8
 STALL_FILES, STALL_BYTES, STALL_DISK_BPS, STALL_CORES = 192, 256 << 10, 5 << 20, 0.5
@@ -106,22 +104,22 @@ def read_bytes() -> int:
     return next(int(x.split()[1]) for x in Path("/proc/self/io").read_text().splitlines() if x.startswith("read_bytes"))
 
 
-def epochs(way: str, folder: Path, seed: int, count: int = EPOCHS) -> list[dict[str, float]]:
+def epochs(way: str, folder: Path, seed: int, budget: int, count: int = EPOCHS) -> list[dict[str, float]]:
     dataset: Any = Files(folder)
     members = 0
     if way == "kept":
         from meshwright.data import Kept
 
-        dataset = Kept(dataset, KEPT_BYTES)
-        members = dataset.members
+        dataset = Kept(dataset)
+        members, budget = dataset.members, dataset.budget_bytes
     elif way == "mosaicml-streaming":
-        dataset = streamed(folder)
+        dataset = streamed(folder, budget)
     rng, found = np.random.default_rng(seed), []
     for _ in range(count):
         before, begin = read_bytes(), time.perf_counter()
         items = iter(dataset) if way == "mosaicml-streaming" else (dataset[int(i)] for i in rng.permutation(len(dataset)))
         assert sum(len(item["data"] if isinstance(item, dict) else item) for item in items) == FILES * FILE_BYTES
-        found.append({"time_s": time.perf_counter() - begin, "read_bytes": read_bytes() - before, "members": members})
+        found.append({"time_s": time.perf_counter() - begin, "read_bytes": read_bytes() - before, "members": members, "budget_bytes": budget})
     return found
 
 
@@ -132,11 +130,11 @@ def imported(folder: Path) -> int:
     return machine.memory_high_water_bytes()
 
 
-def streamed(folder: Path) -> Any:
+def streamed(folder: Path, budget: int) -> Any:
     from streaming import StreamingDataset
 
     local = folder / "local"
-    return StreamingDataset(remote=str(folder / "mds"), local=str(local), shuffle=True, batch_size=1, cache_limit=KEPT_BYTES, num_canonical_nodes=1)
+    return StreamingDataset(remote=str(folder / "mds"), local=str(local), shuffle=True, batch_size=1, cache_limit=budget, num_canonical_nodes=1)
 
 
 def cache(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -153,7 +151,8 @@ def cache(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
                     forget(path)
                 beside = child("imported", folder, []) if way == "mosaicml-streaming" else 0
                 with groups(folder, MEMORY_BYTES + beside, DISK_BPS) as inside:
-                    raw[way].append(child("epochs", folder, inside, way=way, seed=seed))
+                    budget = raw["kept"][0][0]["budget_bytes"] if raw["kept"] else 0
+                    raw[way].append(child("epochs", folder, inside, way=way, seed=seed, budget=budget))
                 print(way, [round(e["read_bytes"] / 2**20, 1) for e in raw[way][-1]], [round(e["time_s"], 2) for e in raw[way][-1]], flush=True)
     later = {way: [e for epochs in found for e in epochs[1:]] for way, found in raw.items()}
     read = {way: statistics.median(e["read_bytes"] for e in found) for way, found in later.items()}
@@ -317,88 +316,20 @@ def share_here(folder: Path, share: float, seed: int) -> float:
     return (count - 8) / (time.perf_counter() - first) if first > begin else 0.0
 
 
-def peers(_: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Four nodes of a lab, each with a disk of its own of 20 MiB/s and room for a third of the files; kept together, and each for itself."""
-    run = [sys.executable, "-m", "meshwright"]
-    raw: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="data-peers-") as name:
-        for node in range(NODES):
-            (Path(name) / str(node)).mkdir()
-            write_files(Path(name) / str(node), NODE_FILES, NODE_FILE_BYTES)
-        subprocess.run([*run, "lab", "up", f"star:{NODES}?link=1Gbit/s", "--name", "datapeers", "--no-verify", "--quiet"], check=True)
-        try:
-            for way in ("alone", "together"):
-                for path in Path(name).rglob("*.bin"):
-                    forget(path)
-                child = [sys.executable, __file__, "--child", "node", "--folder", name, "--options", json.dumps({"way": way})]
-                subprocess.run([*run, "lab", "run", "datapeers", "--", *child], check=True)
-                raw[way] = [json.loads((Path(name) / f"{way}-{node}.json").read_text()) for node in range(NODES)]
-        finally:
-            subprocess.run([*run, "lab", "down", "datapeers", "--quiet"], check=True)
-    later = {way: [e for node in found for e in node["epochs"][1:]] for way, found in raw.items()}
-    rows = [
-        {"what": f"bytes from storage of an epoch from the second on, all nodes, {way}" + " (asked: 0)" * (way == "together"),
-         "value": sum(e["read_bytes"] for e in found) / (EPOCHS - 1), "unit": "B"}
-        for way, found in later.items()
-    ]  # fmt: skip
-    time_s = {way: statistics.median(e["time_s"] for e in found) for way, found in later.items()}
-    rows.append({"what": "time of an epoch, alone over together", "value": time_s["alone"], "unit": "s", "peer": time_s["together"]})
-    for row in rows:
-        print(row, flush=True)
-    return rows, {"raw": raw}
-
-
-def node_here(folder: Path, way: str) -> None:
-    """One node: reads all files in an order of its own, four epochs."""
-    import socket
-
-    from meshwright.data import Kept, PeerFiles
-
-    rank = int(os.environ["RANK"])
-    with groups(folder, 0, 20 << 20) as made:
-        for group in made:
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((os.environ["MASTER_ADDR"], 9))
-            mine = f"{probe.getsockname()[0] if rank else os.environ['MASTER_ADDR']}:{29000 + rank}"
-        (folder / f"{way}-address-{rank}").write_text(mine)
-        while len(list(folder.glob(f"{way}-address-*"))) < NODES:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        nodes = [(folder / f"{way}-address-{r}").read_text() for r in range(NODES)]
-        plain, budget = Files(folder / str(rank)), NODE_FILES * NODE_FILE_BYTES // 3
-        dataset: Any = PeerFiles(plain.paths, nodes, rank, budget) if way == "together" else Kept(plain, budget)
-        rng, found = np.random.default_rng(rank), []
-        for epoch in range(EPOCHS):
-            (folder / f"{way}-{epoch}-{rank}").touch()
-            while len(list(folder.glob(f"{way}-{epoch}-*"))) < NODES:
-                time.sleep(0.01)
-            before, begin = read_bytes(), time.perf_counter()
-            for index in rng.permutation(NODE_FILES):
-                assert len(dataset[int(index)]) == NODE_FILE_BYTES
-            found.append({"time_s": time.perf_counter() - begin, "read_bytes": read_bytes() - before})
-        (folder / f"{way}-done-{rank}").touch()
-        while len(list(folder.glob(f"{way}-done-*"))) < NODES:
-            time.sleep(0.01)
-        served = dataset.served.__dict__ if way == "together" else {}
-        (folder / f"{way}-{rank}.json").write_text(json.dumps({"epochs": found, "served": served}))
-        (Path("/sys/fs/cgroup/blkio") / "cgroup.procs").write_text(str(os.getpid()))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="cache,stalls,plan,peers")
+    parser.add_argument("--parts", default="cache,stalls,plan")
     parser.add_argument("--rounds", type=int, default=5)
     for hidden in ("--child", "--folder", "--options"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        here = {"epochs": epochs, "imported": imported, "rates": rates_here, "share": share_here, "planned": planned_here, "node": node_here}
+        here = {"epochs": epochs, "imported": imported, "rates": rates_here, "share": share_here, "planned": planned_here}
         call = here[args.child]
         print(json.dumps(call(folder=Path(args.folder), **json.loads(args.options))))
         return
     for part in args.parts.split(","):
-        rows, facts = {"cache": cache, "stalls": stalls, "plan": plan, "peers": peers}[part](args.rounds)
+        rows, facts = {"cache": cache, "stalls": stalls, "plan": plan}[part](args.rounds)
         machine.record(f"data_{part}", rows, command=f"python benchmarks/data_cache.py --parts {part} --rounds {args.rounds}", **facts)
 
 

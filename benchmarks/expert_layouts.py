@@ -1,22 +1,29 @@
 """Layouts of DeepSeek-V3-, Mixtral-8x22B- and Qwen3-235B-shaped models on 256 and 2,048 H100s, beside published runs.
 
-Run: `python benchmarks/expert_layouts.py [SHAPE ...] [--graphs FOLDER]`. Each shape of `examples/experts.py` is captured whole, then
+Run: `python benchmarks/expert_layouts.py [SHAPE ...] [--graphs FOLDER] [--plans]`. Each shape of `examples/experts.py` is captured whole, then
 `layout search --ep` looks for layouts with the expert degree that was published (8 for Mixtral, which has 8 experts). Processor seconds of both
 commands count; the limit is 120 of both together. `--graphs` keeps captured graphs, with the seconds that they took. Prices: analytic roofline,
 bf16, every operator alone; buffers with room for experts chosen alike. So published figures, with fused kernels and float8, stand beside ours and are
 no limit. `tokens_per_s_gpu` of a published share of the peak follows from the model operations counted here (half of the causal scores) and
 989.4e12/s.
+
+`--plans`: instead, training plans of the shapes with the degrees of `PLANS`, in bfloat16 with float32 masters: written, read again and checked
+(`train plan`, `train check`), with the memory that their programs need. Capture and plan count, the check is told apart. A command makes all rows;
+what both commands print is in them; each shape has a file of results. A plan that is refused is a row with the words of the refusal. `--graphs` keeps
+plans too, with their seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +35,14 @@ SEQUENCE, LIMIT_S, PEAK_FLOPS = 4096, 120, 989.4e12
 MODELS: dict[str, tuple[int, dict[int, int], float, int, int]] = {
     "mixtral_8x22b": (8, {256: 1024, 2048: 2048}, 38.9e9, 56, 6144), "deepseek_v3": (64, {256: 2048, 2048: 15_360}, 36.6e9, 61, 128 * 160),
     "qwen3_235b": (32, {256: 1024, 2048: 4096}, 21.5e9, 94, 8192),
+}  # fmt: skip
+# name -> devices -> degrees and recomputation of a plan
+PLANS: dict[str, dict[int, str]] = {
+    "mixtral_8x22b": {256: "--dp 256 --tp 1 --pp 1 --ep 8 --zero 3", 2048: "--dp 2048 --tp 1 --pp 1 --ep 8 --zero 3"},
+    "deepseek_v3": {
+        256: "--dp 256 --tp 1 --pp 1 --ep 64 --zero 3 --recompute layers", 2048: "--dp 1024 --tp 2 --pp 1 --ep 64 --zero 3 --recompute layers",
+    },
+    "qwen3_235b": {256: "--dp 64 --tp 4 --pp 1 --ep 32 --zero 3 --recompute full", 2048: "--dp 512 --tp 4 --pp 1 --ep 32 --zero 3"},
 }  # fmt: skip
 PUBLISHED: dict[str, list[dict[str, Any]]] = {
     "deepseek_v3": [
@@ -44,13 +59,14 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def command(*words: str) -> tuple[float, str]:
-    """Processor seconds of a command, and what it printed."""
+def command(*words: str, may_refuse: bool = False) -> tuple[float, str]:
+    """Processor seconds of a command, and what it printed; `may_refuse`: or why it refused."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     full, single = [sys.executable, "-m", "meshwright", *words], os.environ | {"OMP_NUM_THREADS": "1"}
-    made = subprocess.run(full, capture_output=True, text=True, check=True, env=single)
+    made = subprocess.run(full, capture_output=True, text=True, check=not may_refuse, env=single)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, made.stdout
+    said = made.stderr[made.stderr.rfind("error:") :] if made.returncode else made.stdout
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, said
 
 
 def captured(name: str, folder: Path) -> tuple[Path, float]:
@@ -66,6 +82,10 @@ def model_flops(name: str) -> float:
     return 6 * active + 6 * layers * width * SEQUENCE
 
 
+def published(name: str) -> list[dict[str, Any]]:
+    return [{**p, "tokens_per_s_gpu": p.get("tokens_per_s_gpu") or p["share_of_peak"] * PEAK_FLOPS / model_flops(name)} for p in PUBLISHED[name]]
+
+
 def planned(name: str, devices: int, graph: Path, capture_s: float) -> dict[str, Any]:
     degree, batches, *_ = MODELS[name]
     search_s, text = command(
@@ -75,13 +95,41 @@ def planned(name: str, devices: int, graph: Path, capture_s: float) -> dict[str,
     found = json.loads(text)
     best, bounds = found["best"], found["bounds"]
     rate = batches[devices] * SEQUENCE / best["time_s"] / devices
-    beside = [{**p, "tokens_per_s_gpu": p.get("tokens_per_s_gpu") or p["share_of_peak"] * PEAK_FLOPS / model_flops(name)} for p in PUBLISHED[name]]
     return {
         "what": f"{name} on {devices} H100s: capture and search", "value": capture_s + search_s, "unit": "CPU seconds", "limit": LIMIT_S,
         "capture_cpu_s": capture_s, "search_cpu_s": search_s, "layout": best["name"], "choices": best["choices"][:4], "expert_degree": degree,
         "global_batch": batches[devices], "step_s": best["time_s"], "tokens_per_s_gpu": rate,
         "share_of_peak": rate * model_flops(name) / PEAK_FLOPS, "gap_to_any_layout": bounds["universal_gap"], "gap_to_family": bounds["family_gap"],
-        "candidates": found["counts"]["candidates"], "published": beside,
+        "candidates": found["counts"]["candidates"], "published": published(name),
+    }  # fmt: skip
+
+
+def proved(name: str, devices: int, graph: Path, capture_s: float, folder: Path) -> dict[str, Any]:
+    """A plan that is written, read and checked, and what its program needs."""
+    path = folder / f"{name}-{devices // 8}.json.gz"
+    kept = path.with_name(f"{name}-{devices // 8}.seconds.json")
+    if not kept.exists():
+        given = ("--graph", str(graph), "--fabric", f"dgx-h100:{devices // 8}", "--global-batch", str(MODELS[name][1][devices]))
+        how = (*PLANS[name][devices].split(), "--microbatch", "1", "--precision", "mixed", "--pipeline", "1f1b")
+        plan_s, text = command("train", "plan", *given, *how, "--out", str(path), may_refuse=True)
+        check_s, verdict = command("train", "check", str(path)) if path.exists() else (0.0, "")
+        said = {"plan": text.partition("plan written")[0], "check": verdict.replace(f"{path}: ", "")}
+        kept.write_text(json.dumps({"plan_cpu_s": plan_s, "check_cpu_s": check_s, **said}))
+    took, batch = json.loads(kept.read_text()), MODELS[name][1][devices]
+    row = {
+        "what": f"{name} on {devices} H100s: capture and plan", "value": capture_s + took["plan_cpu_s"], "unit": "CPU seconds", "limit": LIMIT_S,
+        "capture_cpu_s": capture_s, **took, "degrees": PLANS[name][devices], "global_batch": batch, "published": published(name),
+    }  # fmt: skip
+    if not path.exists():
+        return row
+    plan = json.loads(gzip.decompress(path.read_bytes()))
+    found, bound_s = plan["prediction"], float(Fraction(plan["bound"]["value"]))
+    tokens = batch * SEQUENCE / found["time_s"] / devices
+    return row | {
+        "step_s": found["time_s"], "bound_s": bound_s, "times_the_bound": found["time_s"] / bound_s, "tokens_per_s_gpu": tokens,
+        "share_of_peak": tokens * model_flops(name) / PEAK_FLOPS, "memory_bytes": max(found["memory_peak_bytes"]),
+        "worst_order_bytes": max(found["memory_worst_bytes"]), "device_bytes": 80 * 10**9, "phases_s": found["phases_s"],
+        "recompute": plan["decisions"]["recompute"]["strategy"], "file_bytes": path.stat().st_size,
     }  # fmt: skip
 
 
@@ -89,11 +137,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("shapes", nargs="*", default=list(MODELS))
     parser.add_argument("--graphs", type=Path)
+    parser.add_argument("--plans", action="store_true")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.shapes:
             graph, capture_s = captured(name, args.graphs or Path(folder))
+            if args.plans:
+                for devices in PLANS.get(name, {}):
+                    rows.append(row := proved(name, devices, graph, capture_s, args.graphs or Path(folder)))
+                    step = "step {step_s:.4g} s, {memory_bytes} bytes, worst {worst_order_bytes}" if "step_s" in row else "{plan}"
+                    print(f"{{what}}: {{value:.0f}} s; {step}".format(**row), flush=True)
+                    mine = [r for r in rows if r["what"].startswith(name)]
+                    machine.record(f"expert_plans_{name}", mine, command=f"python benchmarks/expert_layouts.py {name} --plans", sequence=SEQUENCE)
+                continue
             for devices in MODELS[name][1]:
                 row = planned(name, devices, graph, capture_s)
                 print(

@@ -53,7 +53,7 @@ def leaves(value: Any) -> Iterator[float | str]:
     elif (is_dataclass(value) or isinstance(value, msgspec.Struct)) and not isinstance(value, type):
         names = [field.name for field in fields(value)] if is_dataclass(value) else value.__struct_fields__
         for item in (getattr(value, name) for name in names):
-            if item is not None:  # a new field that nothing uses yet changes no record
+            if item is not None and item is not msgspec.UNSET:  # a new field that nothing uses yet changes no record
                 yield from leaves(item)
     elif value is None or not hasattr(value, "__iter__"):
         yield "-" if value is None else type(value).__name__

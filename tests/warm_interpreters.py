@@ -188,7 +188,7 @@ class _WarmPopen(_real_popen):  # type: ignore[type-arg]
                 streams = [p2cread if p2cread != -1 else 0, c2pwrite if c2pwrite != -1 else 1, errwrite if errwrite != -1 else 2]
                 request = {
                     "command": command, "environment": environment, "folder": folder, "new_session": bool(new_session), "pass_fds": list(pass_fds),
-                    "cpus": sorted(os.sched_getaffinity(0)),
+                    "cpus": sorted(os.sched_getaffinity(0)), "nice": os.getpriority(os.PRIO_PROCESS, 0),
                 }  # fmt: skip
                 pid = server.fork(request, [*streams, *pass_fds])
                 if pid is not None:
@@ -370,6 +370,7 @@ def _become(told: dict[str, Any]) -> None:
         os.close(fd)
     os.chdir(told["folder"])
     os.sched_setaffinity(0, told["cpus"])
+    os.setpriority(os.PRIO_PROCESS, 0, told["nice"])
     for name in set(os.environ) - set(told["environment"]):
         del os.environ[name]
     os.environ.update(told["environment"])

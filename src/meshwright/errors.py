@@ -4,7 +4,8 @@ MeshwrightError
 ├── UsageError            exit 2   a wrong flag, name, size; nothing was tried
 │   ├── UnknownName                a preset, model, strategy, dtype that does not exist
 │   ├── MissingExtra               an optional package (torch, pyarrow, ...) is not installed
-│   └── StrategyNotLoaded          an installed package brings a strategy that cannot be loaded, or a name that is taken
+│   ├── StrategyNotLoaded          an installed package brings a strategy that cannot be loaded, or a name that is taken
+│   └── WrongCall                  a collective whose arguments do not fit; a RuntimeError too, as torch's own backends raise
 ├── FormatError           exit 1   a file from outside does not say what its schema demands
 ├── CaptureError          exit 1   a module cannot be captured; names the operator and where
 ├── Unsupported           exit 2   a strategy refuses a problem rather than answer it wrongly
@@ -108,6 +109,10 @@ class MeshwrightError(Exception):
 
 class UsageError(MeshwrightError):
     code, exit_code = "usage", 2
+
+
+class WrongCall(UsageError, RuntimeError):
+    """Who is prepared for torch's word about wrong arguments is prepared for ours."""
 
 
 class UnknownName(UsageError):

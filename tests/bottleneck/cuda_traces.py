@@ -37,6 +37,9 @@ class Settings:
     collective_us: float = 150.0
     slow_rank: tuple[int, float] = (-1, 1.0)
     skew_us: float = 0.0  # the clock of rank r runs ahead by r times this
+    hosts: tuple[str, ...] = ()  # name of each rank's machine; `skews_us` then gives each rank's clock
+    skews_us: tuple[float, ...] = ()
+    leaves_late: tuple[int, float] = (-1, 0.0)  # (rank, us) that it leaves collectives after the others
     bucket: int = 2  # layers per all-reduce
     seed: int = 0
     whole_us: bool = False  # times as Kineto wrote them before it wrote ns
@@ -163,8 +166,9 @@ class Maker:
         ]  # fmt: skip
         end = max(e["ts"] for e in made) + self.s.collective_us * self.ranks[0].rng.uniform(0.97, 1.03)
         for r, e in zip(self.ranks, made, strict=True):
-            e["dur"] = end - e["ts"]
-            r.free[NCCL] = end
+            left = end + (self.s.leaves_late[1] if r.rank == self.s.leaves_late[0] else 0.0)
+            e["dur"] = left - e["ts"]
+            r.free[NCCL] = left
 
     def documents(self) -> list[dict[str, Any]]:
         for number in range(self.s.steps):
@@ -172,7 +176,7 @@ class Maker:
         return [self._document(r) for r in self.ranks]
 
     def _document(self, r: _Rank) -> dict[str, Any]:
-        base, shift = 4_000_000_000.0, r.rank * self.s.skew_us
+        base, shift = 4_000_000_000.0, self.s.skews_us[r.rank] if self.s.skews_us else r.rank * self.s.skew_us
         out: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": 4000 + r.rank, "tid": 0, "args": {"name": "python"}},
             {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
@@ -193,6 +197,8 @@ class Maker:
         info = {"backend": "nccl", "rank": r.rank, "world_size": self.s.ranks, "pg_config": [{"pg_name": "0", "ranks": world}]}
         gpu = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85 * 10**9}]
         head = {"schemaVersion": 1, "deviceProperties": gpu, "distributedInfo": info, "displayTimeUnit": "ms"}
+        if self.s.hosts:
+            head["host_name"] = self.s.hosts[r.rank]
         return {**head, "baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": out}
 
 

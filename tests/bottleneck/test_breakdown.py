@@ -61,6 +61,30 @@ def test_clocks_are_recovered_within_what_is_stated(tmp_path, skew_us):
         assert error < 2000 and error <= found.clocks.uncertain_ns[rank]
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_ranks_of_one_machine_share_its_clock(tmp_path, seed):
+    """A rank that leaves collectives late, as gloo's do on busy cores, seems to have another clock, unless the trace names its machine."""
+    late, ahead = (1, 60.0), (0.0, 0.0, 900.0, 900.0)
+    told = broken_down(tmp_path, Settings(ranks=4, seed=seed, leaves_late=late, hosts=("a", "a", "b", "b"), skews_us=ahead))
+    assert told.clocks.shift_ns[:2] == (0, 0) and told.clocks.uncertain_ns[:2] == (0, 0)
+    assert told.clocks.shift_ns[2] == told.clocks.shift_ns[3] == pytest.approx(-900_000, abs=1000)
+    assert told.clocks.spread_ns[1] == pytest.approx(60_000, abs=1000)
+    untold = broken_down(tmp_path, Settings(ranks=4, seed=seed, leaves_late=late, skews_us=ahead))
+    assert untold.clocks.shift_ns[1] == pytest.approx(-60_000, abs=1000)
+
+
+def test_equal_host_names_of_two_machines_do_not_join_their_clocks(tmp_path):
+    """All containers may be called localhost. No one shift fits then, so each rank has its own."""
+    found = broken_down(tmp_path, Settings(ranks=3, seed=1, hosts=("localhost",) * 3, skews_us=(0.0, 40_000.0, -70_000.0)))
+    assert found.clocks.shift_ns == (0, pytest.approx(-40_000_000, abs=2000), pytest.approx(70_000_000, abs=2000))
+
+
+def test_one_machine_is_said(tmp_path, capsys):
+    paths = write_ranks(tmp_path, Settings(ranks=2, seed=1, hosts=("a", "a"), leaves_late=(1, 60.0)))
+    assert main(["trace", "breakdown", *map(str, paths)]) == 0
+    assert "rank 1: on the machine of rank 0, so on its clock; ends of collectives differ by 60 us in the middle" in capsys.readouterr().out
+
+
 def test_no_clock_within_the_interval_breaks_causality_and_one_outside_does(tmp_path):
     settings = Settings(ranks=2, seed=3)
     views = [rank_view(read_trace(p)) for p in write_ranks(tmp_path, settings)]

@@ -261,6 +261,19 @@ class Constants(Linears):
         return self.b(self.a(x) * torch.tensor([1.0, 2.0, 3.0, 4.0]) + self.table)
 
 
+class OddConstants(Linears):
+    """A mask and turns as people keep them: infinite and complex numbers in tensors that are no buffers, and a complex argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.tensor([0.0, float("-inf"), float("nan"), 1.0])
+        self.turns = torch.polar(torch.ones(2), torch.arange(2.0))
+
+    def forward(self, x):
+        y = torch.view_as_complex(self.a(x).reshape(-1, 2, 2)) * self.turns * (0.5 + 1j)
+        return self.b(torch.view_as_real(y).flatten(1) + self.mask.nan_to_num().softmax(0))
+
+
 class AssignsBuffers(Linears):
     """Gives buffers new tensors, reads old and new ones, through one of which a gradient goes."""
 
@@ -283,7 +296,7 @@ CAUSES: dict[str, type[nn.Module]] = {
     for c in (
         NoGrad, InPlaceWithoutGradient, SwitchesGradients, Autocast, Checkpointed, CheckpointedReentrantly, Vmapped, Parametrized, Experts,
         OwnGradient, HookedTensor, HookedModule, Recurrent, Convolutions, Attention, TiedAndFrozen, Constants, ChangedThroughViews, DropsInPlace,
-        AssignsBuffers, ConvertsItself, AsksWhetherExported,
+        AssignsBuffers, ConvertsItself, AsksWhetherExported, OddConstants,
     )
 }  # fmt: skip
 WHOLE = {"Experts", "OwnGradient", "HookedTensor", "HookedModule"}  # what is kept whole

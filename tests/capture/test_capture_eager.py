@@ -15,7 +15,7 @@ from meshwright.capture.graph import capture
 from meshwright.capture.regions import REGION, run_region
 from meshwright.capture.resolve import build_model
 from meshwright.errors import Unsupported, UsageError
-from meshwright.run.steps.forward_graph import ForwardGraph, from_traced
+from meshwright.run.steps.forward_graph import ForwardGraph, decode_argument, from_traced
 
 MODELS = Path(__file__).with_name("eager_models.py")
 
@@ -64,6 +64,19 @@ def test_loss_gradients_and_buffers_are_those_of_the_module(cause: str) -> None:
     compare(traced, rounding=1e-6 if cause == "ChangedThroughViews" else 0.0)
     again = ForwardGraph.from_json(from_traced(traced).to_json())  # ... and it travels to ranks
     assert {n.name for n in again.nodes} == set(traced.nodes)
+
+
+def test_constants_that_json_has_no_numbers_for_travel_to_ranks() -> None:
+    traced = trace_forward(f"{MODELS}:OddConstants", loss="mse", device="cpu")
+    compare(traced)
+    graph = from_traced(traced)
+    again = ForwardGraph.from_json(graph.to_json())
+    held = {n: traced.buffers[n] for n in again.constants}
+    assert {str(x.dtype) for x in held.values()} >= {"torch.complex64", "torch.float32"}
+    for name, x in held.items():
+        assert torch.equal(again.constants[name].tensor().nan_to_num(nan=7.0), x.nan_to_num(nan=7.0)), name
+    arguments = [decode_argument(a, str, torch.device("cpu")) for n in again.nodes for a in n.args]
+    assert complex(0.5, 1.0) in arguments
 
 
 def test_buffers_that_forward_assigns_are_the_modules_own_and_stay_where_they_are_made() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.capture.forward import trace_forward
-from meshwright.capture.hf import DEFAULT_LENGTH, MAX_CONFIG_BYTES, build_hf, config_of, hf_name, with_dtype, with_length
+from meshwright.capture.hf import DEFAULT_LENGTH, MAX_CONFIG_BYTES, build_hf, config_of, example_inputs
 from meshwright.capture.resolve import build_model
 from meshwright.cli import main
 from meshwright.errors import FormatError, MissingExtra, UnknownName, UsageError
+from meshwright.graph.model_names import hf_name, with_dtype, with_length
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
@@ -29,6 +32,14 @@ with_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") 
 def written(folder: Path, fields: Any = LLAMA) -> Path:
     (folder / "config.json").write_text(json.dumps(fields))
     return folder
+
+
+def test_a_video_has_frames_before_channels() -> None:
+    for frames, shape in ((0, (2, 3, 8, 8)), (4, (2, 4, 3, 8, 8))):  # timesformer, vivit, videomae
+        module = SimpleNamespace(main_input_name="pixel_values")
+        config = SimpleNamespace(image_size=8, num_channels=3, num_labels=5, **({"num_frames": frames} if frames else {}))
+        kind = type("SomeForImageClassification", (SimpleNamespace,), {})
+        assert example_inputs(kind(**vars(module)), config, 0)["pixel_values"].shape == shape
 
 
 def test_names(tmp_path: Path) -> None:
@@ -55,6 +66,11 @@ def test_wrong_names(tmp_path: Path) -> None:
         with pytest.raises(error, match=says) as caught:
             hf_name(name)
         assert "hf:CONFIG.json" in caught.value.hint
+    for name in ("hf:Qwen/Qwen2.5-7B", "hf:meta-llama/Llama-3.1-8B@4096"):  # as the hub has them
+        with pytest.raises(UnknownName, match="no file") as caught:
+            hf_name(name)
+        hub = name.removeprefix("hf:").partition("@")[0]
+        assert f"`hf download {hub} config.json --local-dir {hub.partition('/')[2]}`" in caught.value.hint
     for name, length in ((f"hf:{file}@4", 8), (f"hf:{file}", 0), ("examples/gpt.py:tiny", 8)):
         with pytest.raises(UsageError, match="length"):
             with_length(name, length)
@@ -93,6 +109,16 @@ def test_without_transformers_the_extra_is_named(tmp_path: Path, monkeypatch: py
     assert "meshwright[hf]" in caught.value.hint
     assert main(["train", "capture", "--model", str(tmp_path), "--seq-len", "4", "-o", str(tmp_path / "g.json")]) == 2
     assert "meshwright[hf]" in capsys.readouterr().err
+    assert main(["train", "plan", "--model", str(tmp_path), "--fabric", "laptop:2", "--global-batch", "4"]) == 2
+    assert "meshwright[hf]" in capsys.readouterr().err
+
+
+@pytest.mark.interpreter
+def test_a_wrong_name_is_refused_without_torch(tmp_path: Path) -> None:
+    code = "import sys; from meshwright.cli import main; code = main(sys.argv[1:]); print('torch' in sys.modules); sys.exit(code)"
+    argv = ["train", "plan", "--model", "hf:nobody/has-this", "--fabric", "laptop:2", "--global-batch", "4"]
+    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert done.returncode == 2 and done.stdout.strip() == "False" and "hf download nobody/has-this" in done.stderr
 
 
 @with_transformers

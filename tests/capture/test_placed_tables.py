@@ -176,5 +176,10 @@ def test_files_of_table_plans(tmp_path):
         (tmp_path / "p.json").write_text(json.dumps(document(**change)), encoding="utf-8")
         with pytest.raises(FormatError, match=told):
             read_placed(str(tmp_path / "p.json"))
+    packed = (tmp_path / "p.json.gz").read_bytes()
+    for name, data in (("n.json", b'{"other": ' + b"[" * 100_000), ("d.json.gz", packed[:20] + bytes(40) + packed[60:])):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(FormatError, match="is no table plan"):
+            read_placed(str(tmp_path / name))
     with pytest.raises(UnknownName, match="no table plan"):
         read_placed(str(tmp_path / "q.json"))

@@ -28,6 +28,7 @@ REGION = "meshwright.region.default"
         ("speech", "output", "calls of ctc_loss are kept whole as one operator each: Dynamic", ""),
         ("gradient_within", "cross-entropy", "middle (Weighted): a gradient is taken inside forward", "middle"),
         ("packed", "cross-entropy", "middle (Packed): Dynamic", "middle"),
+        ("traced", f"{MODELS}own_gradient_in_the_loss", "loss (own_gradient_in_the_loss): export would lose the gradient of Softened", "loss"),
         ("routed", "cross-entropy", "middle (Experts): RuntimeError: it returns numbers that depend on values", "middle"),
     ],
 )  # fmt: skip

@@ -351,3 +351,20 @@ def test_orders_asked_for_a_buffer_grow_with_its_writers_not_with_their_pairs(mo
     monkeypatch.setattr(order.Order, "before", before)
     assert worst_order_memory(b.build()).peak_bytes == (n, *[1] * (n - 1))
     assert sum(asked) <= 10 * n
+
+
+def test_what_two_lanes_read_last_is_dead_when_both_are_done() -> None:
+    """A closure lets it live on, since neither reading follows the other. Of five buffers, each made after the readings of the one before, one is
+    alive at a time; the sweep, which looks at the steps of the main lane only, says two at most."""
+    b = ProgramBuilder(ranks=1, name="turns")
+    main, readers = b.lane(0, unit=0), [b.lane(0), b.lane(0)]
+    kept = [b.buffer(0, chunks=1, chunk_bytes=1, persistent=True, role="state") for _ in readers]
+    done: list[StepRef] = []
+    for _ in range(5):
+        made = b.buffer(0, chunks=1, chunk_bytes=100)
+        ref = main.compute(b.op("F", reads=[], writes=[(made, 0, 1)]), after=done)
+        done = [lane.copy((made, 0), (to, 0), 1, after=[ref]) for lane, to in zip(readers, kept, strict=True)]
+        for step in done:
+            b.dies_after(made, step)
+    found = worst_order_memory(b.build())
+    assert found.peak_bytes == (202,) and found.exact == (False,)

@@ -107,6 +107,7 @@ def test_weights_are_updated_everywhere(level: int) -> None:
     ("changes", "message"),
     [
         ({"context": 3}, "context degree 3 does not divide 2 replicas"), ({"expert": 2}, "expert degree 2"),
+        ({"server_replicas": 3}, "3 replicas of a server do not divide 2"), ({"server_replicas": -1}, "-1 replicas of a server"),
         ({"zero_level": 5}, "the sharding level is 5"), ({"data": 1}, "there is one"),
         ({"buckets": ()}, "there are none"), ({"buckets": (GradientBucket(stage=0, params=("nobody",)),)}, "'nobody', which stage 0 does not hold"),
     ],

@@ -22,7 +22,7 @@ SEARCH = "layout search --model nowhere.py:model --fabric dgx-a100:2 --global-ba
         (f"{TRAIN} --without layuot", "there is no decision 'layuot' that can be left out"),
         (f"{TRAIN} --without layuot --cost measured", "there is no decision 'layuot' that can be left out"),
         (f"{TRAIN} --pp 1 --tp 1 --dp 3 --cost measured", "do not multiply to the fabric's 4 devices"),
-        (f"{TRAIN} --dp 3 --tables assumed", "do not multiply"),
+        (f"{TRAIN} --dp 3 --tables assumed", "does not divide"),
         (f"{TRAIN} --global-batch 9 --dp 2 --cost measured", "global batch 9 is not a multiple of data degree 2"),
         (f"{TRAIN} --global-batch 9 --dp 2 --tables assumed", "global batch 9 is not a multiple of data degree 2"),
         (f"{TRAIN} --global-batch 9 --dp 2 --shapes 8,16", "global batch 9 is not a multiple of data degree 2"),
@@ -67,6 +67,6 @@ def test_degrees_are_refused_before_the_capture(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(graph, "capture", never)
     job, fabric = Training(model=f"{Path('nowhere.py')}:model", global_batch=30), read_fabric("laptop:4")
-    for wish, message in ((LayoutWanted(data=3), "do not multiply"), (LayoutWanted(data=4), "not a multiple"), (LayoutWanted(context=3), "context")):
+    for wish, message in ((LayoutWanted(data=3), "does not divide"), (LayoutWanted(data=4), "not a multiple"), (LayoutWanted(context=3), "context")):
         with pytest.raises(UsageError, match=message):
             plan_training(job, fabric, wishes=[wish])

@@ -292,3 +292,15 @@ def test_a_value_with_a_dash_is_explained_and_so_are_shares_and_roots(capsys: py
     ):
         assert main(words) == 2
         assert hint in capsys.readouterr().err.partition("hint: ")[2]
+
+
+# ---- strategies that do not do the operation -------------------------------------------------------------------------------
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_a_strategy_without_the_operation_is_refused_before_a_fabric_is_read(capsys, op):
+    for kind in STRATEGIES:
+        if op in kind.operations:
+            continue
+        # The fabric does not exist: the strategy is refused first, with those that do it.
+        assert main(["collective", "plan", op, "--strategy", kind.name, "--fabric", "none.toml", "--size", "4KiB"]) == 2
+        err = capsys.readouterr().err
+        assert f"{kind.name} does not do {op}; it does" in err and f"{op} is done by" in err and "direct" in err, err

@@ -40,3 +40,8 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_fits_nowhere_is_infeasible(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--memory", "1B"]) == 3
     assert "no design fits" in capsys.readouterr().err
+
+
+def test_a_message_without_elements_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--size", "3"]) == 2
+    assert "a message of 3 bytes holds no element" in capsys.readouterr().err

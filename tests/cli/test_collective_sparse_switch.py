@@ -23,7 +23,8 @@ def test_what_it_says(capsys):
 
 @pytest.mark.parametrize(
     ("words", "where"),
-    [(["--tree", "2,x"], "--tree"), (["--tree", "0"], "--tree"), (["--density", "2"], "density"), (["--packet", "1B"], "packet")],
+    [(["--tree", "2,x"], "--tree"), (["--tree", "0"], "--tree"), (["--density", "2"], "density"), (["--packet", "1B"], "packet"),
+     (["--size", "0"], "holds no element"), (["--tree", "65536,65536,65536,65536", "--density", "0"], "elements of all hosts together")],
 )
 def test_wrong_arguments(capsys, words, where):
     assert main([*WORDS, *words]) == 2

@@ -156,8 +156,8 @@ def quickly() -> Iterator[None]:
 ])  # fmt: skip
 def test_a_limit_within_the_first_candidate_ends_it(here: Path, quickly: None, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert made(command, "--time-limit", "0.05") == TimeLimit.exit_code
-    looked = re.search(r"time limit: looked at (\d+) of (\d+)", capsys.readouterr().err)
-    assert looked and int(looked[1]) < int(looked[2])  # a fast machine ends some of the small ones
+    looked = re.search(r"time limit: (?:the search was cut short|looked at (\d+) of (\d+))", capsys.readouterr().err)
+    assert looked and (looked[1] is None or int(looked[1]) < int(looked[2]))  # a fast machine ends some of the small ones
 
 
 def test_packing_ends_with_what_was_placed(here: Path, quickly: None, capsys: pytest.CaptureFixture[str]) -> None:

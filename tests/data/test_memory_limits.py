@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.data import memory_budget_bytes, memory_limit_bytes
 from meshwright.errors import UsageError
-from meshwright.io.own_limits import free_bytes
+from meshwright.io.own_limits import free_bytes, memory_room_bytes
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -71,3 +71,28 @@ def test_budgets():
     assert "at most 750" in str(caught.value.hint) and caught.value.data["limit_bytes"] == 1000
     with pytest.raises(UsageError, match="a reserve of 1001 bytes is more than the memory limit of 1000"):
         memory_budget_bytes(reserve_bytes=1001, limit_bytes=1000)
+
+
+def test_room_is_what_no_page_of_a_file_can_give_back(tmp_path):
+    root = fake_root(tmp_path, "0::/a/b\n", ["1 1 0:1 / /cg rw - cgroup2 cgroup2 rw"])
+    deep = root / "cg/a/b"
+    deep.mkdir(parents=True)
+    assert memory_room_bytes(root) is None
+    (deep / "memory.max").write_text("1000000\n")
+    (deep / "memory.current").write_text("700000\n")
+    (deep / "memory.stat").write_text("anon 250000\nactive_file 300000\ninactive_file 100000\nfile_mapped 60000\nshmem 10000\n")
+    assert memory_room_bytes(root) == 1_000_000 - 300_000 - 50_000  # mapped code stays, of what is mapped shared memory is held already
+    (deep.parent / "memory.max").write_text("800000\n")
+    (deep.parent / "memory.current").write_text("700000\n")
+    assert memory_room_bytes(root) == 100_000  # nothing is known of the files in the group above
+
+
+def test_room_of_a_group_of_version_1_counts_the_groups_in_it(tmp_path):
+    root = fake_root(tmp_path, "4:memory:/job\n", ["1 1 0:1 / /cg/memory rw - cgroup cgroup rw,memory"])
+    job = root / "cg/memory/job"
+    job.mkdir(parents=True)
+    (job / "memory.limit_in_bytes").write_text("1000000\n")
+    (job / "memory.usage_in_bytes").write_text("700000\n")
+    own, inside = "inactive_file 0\nactive_file 0\nmapped_file 0\n", "total_mapped_file 20000\ntotal_inactive_file 200000\ntotal_active_file 100000\n"
+    (job / "memory.stat").write_text(own + inside)
+    assert memory_room_bytes(root) == 1_000_000 - 400_000 - 20_000

@@ -136,6 +136,34 @@ def test_tables_of_jobs(tmp_path):
         assert says in str(refused.value)
 
 
+def test_tables_of_tasks(tmp_path):
+    """Alibaba 2020, as published: no names of columns, GPUs in percent of one of each instance, a job's tasks in lines of their own."""
+    lines = [
+        "j1,worker,2.0,Terminated,100.0,400.0,600.0,29.296875,200.0,V100", "j1,ps,1.0,Terminated,90.0,410.0,600.0,29.3,,CPU",
+        "j2,tensorflow,3.0,Failed,50.0,80.0,600.0,29.3,25.0,MISC", "j1,evaluator,1.0,Terminated,120.0,500.0,600.0,29.3,50.0,V100",
+        "j3,tensorflow,1.0,Running,70.0,,600.0,29.3,100.0,T4", "j4,tensorflow,1.0,Waiting,,,600.0,29.3,100.0,",
+    ]  # fmt: skip
+    wanted = [("j2", 3, 0.0, 30.0), ("j1", 5, 50.0, 400.0)]  # without the ps, which has no GPU, and those that did not end
+    header = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
+    for text in ("\n".join(lines), "\n".join([header, *lines])):
+        path = written(tmp_path, "pai_task_table.csv", text)
+        assert [(j.name, j.gpus, j.arrival_s, j.duration_s) for j in load_queue(str(path)).jobs] == wanted
+    sample = "job_id,num_inst,submit_time,num_cpu,num_gpu,gpu_type,duration,user\n"
+    sample += "a,1,0,6.0,0.25,MISC,90,u\nb,4,30,6,2,V100,60.5,u\nc,1,3,6,0,CPU,9,u\n"
+    jobs = read_job_table(written(tmp_path, "pai_job.csv", sample)).jobs
+    assert [(j.name, j.gpus, j.arrival_s, j.duration_s) for j in jobs] == [("a", 1, 0.0, 90.0), ("b", 8, 30.0, 60.5)]
+    for wrong, says in (
+        ((lines[0], lines[2].replace("80.0", "8.0")), ":2: a task of job j2 ends 42 s before it starts"),
+        ((lines[0], lines[2].replace("Failed", "Lost")), "in state 'Lost'"), ((lines[0], "x,y"), ":2: 2 columns, a table of tasks has 10"),
+        ((lines[0].replace("200.0", "-1"),), "plan_gpu is '-1'"), ((lines[0].replace("2.0,T", "1.5,T"),), "inst_num is '1.5'"),
+        ((lines[0].replace("2.0,T", "999999,T"), lines[3]), "GPUs"), ((sample.replace("b,4,", "b,0,"),), "instances is '0'"),
+        ((sample.replace("b,4,", "b,999999,"),), "job b has 1999998 GPUs"),
+    ):  # fmt: skip
+        with pytest.raises(FormatError) as refused:
+            read_job_table(written(tmp_path, "wrong.csv", "\n".join(wrong)))
+        assert says in str(refused.value)
+
+
 def test_synthetic_names():
     assert load_queue("synthetic:jobs=5,per_hour=2,seed=1,split=0/100/0,most_gpus=2") == synthetic(5, per_hour=2, seed=1, split=(0, 100, 0),
         most_gpus=2)

@@ -80,7 +80,23 @@ def test_lists_of_hosts_are_written_out(pieces):
     assert list(expanded(text)) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n[3-1]", "n[1-9],m[0-99999]"])
+def test_a_name_may_have_several_lists_of_numbers():
+    assert expanded("r[1-2]n[07,9]x,a") == ("r1n07x", "r1n9x", "r2n07x", "r2n9x", "a")
+
+
+def test_a_job_list_made_to_exhaust_time_or_memory_is_refused(monkeypatch):
+    with pytest.raises(FormatError, match="no list of hosts"):
+        expanded("n" * 1_000_000 + "[")
+    with pytest.raises(FormatError, match="more than 65536 hosts"):
+        expanded("a[0-300]b[0-300]")
+    monkeypatch.setattr("meshwright.io.cluster.slurm.MAX_PARTS", 7)
+    part = "Nodes=n[1-4] CPU_IDs=0 Mem=1 GRES="
+    assert len(parse_jobs(f"JobId=1 {part}")[0].parts) == 4
+    with pytest.raises(FormatError, match="of all jobs"):
+        parse_jobs(f"JobId=1 {part}\nJobId=2 {part}")
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n[3-1]", "n[1-9],m[0-99999]", "n]1", "n[1-2<a><a>", "n[]"])
 def test_what_is_no_list_of_hosts(text):
     with pytest.raises(FormatError):
         expanded(text)

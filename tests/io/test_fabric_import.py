@@ -391,7 +391,7 @@ def test_matrices():
         (parse_edges, "a a 1", "'a' is joined to itself"),
         (parse_edges, "a b fast", "must be a number with a unit"),
         (parse_edges, "a b 0", "must be above 0"),
-        (parse_edges, "a b 1 5", "unknown unit ''"),
+        (parse_edges, "a b 1 5", "has no unit"),
         (parse_edges, "a b 1 9000s", "at most 3600 s"),
         (parse_edges, "a b 1 1s " + "k" * 17, "is longer than 16"),
         (parse_edges, "device a\ndevice a", "line 2: 'a' is declared twice"),

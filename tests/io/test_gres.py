@@ -36,4 +36,4 @@ def test_a_job_has_the_gpus_of_all_its_types():
 @pytest.mark.parametrize(("state", "up"), [("IDLE", True), ("IDLE*", False), ("MIXED*+CLOUD", False), ("MIXED+PLANNED", True), ("IDLE~", True)])
 def test_a_node_that_does_not_answer_takes_no_jobs(state, up):
     line = f"NodeName=n1 CPUTot=4 Gres=gpu:8 RealMemory=1 State={state}"
-    assert parse_nodes(line)[0].up is up and parse_slurm_nodes(line.encode())[0].ready is up
+    assert parse_nodes(line)[0].up is up and (not parse_slurm_nodes(line.encode())[0].lacks) is up

@@ -76,7 +76,7 @@ def test_read_back() -> None:
     assert read_pipeline_csv('0F0,,"0B0",\n') == [[("F", 0, 0), ("B", 0, 0)]]
 
 
-@pytest.mark.parametrize("cell", ["F0", "0X1", "0F", "0F-1", "0FF1", "x"])
+@pytest.mark.parametrize("cell", ["F0", "0X1", "0F", "0F-1", "0FF1", "x", "0F" + "1" * 5000, "1" * 5000 + "B0"])
 def test_cells_that_are_no_action(cell: str) -> None:
     with pytest.raises(FormatError, match="line 2, cell 1"):
         read_pipeline_csv(f"0F0\n{cell}\n")

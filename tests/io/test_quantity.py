@@ -57,8 +57,21 @@ def test_values(parse, text, value):
     ],
 )
 def test_refused(parse, text):
-    with pytest.raises(ValueError, match=r"must be a number|unknown unit|not a whole number"):
+    with pytest.raises(ValueError, match=r"must be a number|unknown unit|no unit|in two ways|not a whole number"):
         parse(text)
+
+
+def test_what_is_wrong_with_a_unit_is_said():
+    for parse, text, said in (
+        (parse_rate_Bps, "25", "has no unit; write it like '1Gbit/s'"),
+        (parse_rate_Bps, "25Gbps", "'Gbps' is read in two ways; write 1Gbit/s for bits, 1GB/s for bytes"),
+        (parse_size_bytes, "16", "has no unit; write it like '80GB'"),
+        (parse_time_s, "5ps", "unknown unit 'ps'; write it like '5us'"),
+        (parse_time_s, "5", "has no unit; write it like '5us'"),
+    ):
+        with pytest.raises(ValueError) as error:
+            parse(text)
+        assert str(error.value) == said
 
 
 @given(st.integers(0, 10**15))
@@ -70,9 +83,10 @@ def test_any_whole_number_of_bytes_is_exact(n):
 def test_nothing_but_ValueError(text):
     for parse in (parse_rate_Bps, parse_size_bytes, parse_flops, parse_time_s):
         try:
-            parse(text)
+            value = parse(text)
         except ValueError:
-            pass
+            continue
+        assert value >= 0
 
 
 def test_for_people():

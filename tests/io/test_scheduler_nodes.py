@@ -58,7 +58,30 @@ def test_kubernetes_nodes_are_the_presets_of_their_instance_types():
     ]
     fabric.require_connected()
     notes = {n.what: n.source for n in fabric.provenance}
-    assert notes["inside of 2 nodes"] == "as p5: the instance type is p5.48xlarge" and "3 left out" in notes["nodes"] and "machine" in notes
+    assert notes["inside of 2 nodes"] == "as p5: the instance type is p5.48xlarge" and "machine" in notes
+    assert notes["nodes"] == (
+        "nodes.json: 2; left out: 2 not ready (ip-10-0-1-11.ec2.internal, ip-10-0-1-12.ec2.internal), 1 without accelerators (control)"
+    )
+
+
+def test_nodes_that_jobs_cannot_have_whole_are_left_out_and_named():
+    nodes = json.loads(kubernetes(
+        ("good", P5, GPUS, "True", False), ("sick", P5, GPUS, "True", False), ("v5e", {}, {"google.com/tpu": "4"}, "True", False),
+        ("cut", P5, {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "56"}, "True", False),
+    ))  # fmt: skip
+    nodes["items"][0]["status"]["allocatable"] = {"nvidia.com/gpu": "8"}
+    nodes["items"][1]["status"]["allocatable"] = {"nvidia.com/gpu": "7"}  # the device plugin takes a faulty GPU out
+    fabric = import_fabric([Source("nodes.json", json.dumps(nodes).encode())])
+    assert list(fabric.groups) == ["good"]
+    assert {n.what: n.source for n in fabric.provenance}["nodes"] == (
+        "nodes.json: 1; left out: 1 where jobs get 7 of 8 accelerators (sick), 1 with TPUs (a slice is a preset: `meshwright fabric list`) (v5e), "
+        "1 with GPUs in MIG parts (cut)"
+    )
+
+
+def test_one_node_is_a_list_of_one():
+    one = json.dumps(json.loads(CLUSTER)["items"][0]).encode()
+    assert parse_kubernetes_nodes(one) == parse_kubernetes_nodes(CLUSTER)[:1]
 
 
 def test_slurm_nodes_by_count_and_make():
@@ -70,7 +93,7 @@ def test_slurm_nodes_by_count_and_make():
     as_json = json.dumps({"meta": {}, "nodes": [{"name": "a", "gres": "gpu:h100:8(S:0-1)", "state": ["IDLE"], "cpus": 3},
                                                 {"name": "b", "gres": "gpu:8", "state": ["IDLE", "DRAIN"]}]}).encode()  # fmt: skip
     assert format_of(Source("n", as_json)) == "slurm"
-    assert parse_slurm_nodes(as_json) == [Node("a", 8, "h100"), Node("b", 8, ready=False)]
+    assert parse_slurm_nodes(as_json) == [Node("a", 8, "h100"), Node("b", 8, lacks="not ready")]
 
 
 def test_unlike_nodes_hang_on_one_network():
@@ -84,11 +107,11 @@ def test_unlike_nodes_hang_on_one_network():
 @pytest.mark.parametrize(
     ("nodes", "said", "hint"),
     [
-        ([], "no node to plan for: 0 nodes", "fabric here"),
-        ([Node("a", 8, ready=False), Node("b", 0)], "2 nodes, 1 of them not ready, 1 without accelerators", ""),
+        ([], "the list has no nodes", "fabric here"),
+        ([Node("a", 8, lacks="not ready"), Node("b", 0)], "no node to plan for, of 2: 1 not ready (a), 1 without accelerators (b)", ""),
         ([Node("a", 8)], "node a: the list does not say which accelerators it has", "--gpu"),
         ([Node("a", 8, "teapot")], "node a: 'teapot' is not a device we know", "--gpu"),
-        ([Node("a", 7, "h100")], "node a: 7 h100", "has 8"),
+        ([Node("a", 7, "h100")], "node a has 7 h100, and no preset is like it", "has 8"),
         ([Node("a", 1, "b200")] * 2, "nodes that are there twice: a", ""),
         ([Node(f"n{i}", 72, "gb200") for i in range(300)], "21600 devices", "at most"),
     ],

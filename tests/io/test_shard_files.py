@@ -147,6 +147,9 @@ def test_damaged_shards(tmp_path):
     (tmp_path / "index.json").write_bytes(b'{"shards": [{"format": "\xae"}]}')
     with pytest.raises(FormatError, match="no index of MDS shards: "):
         read_mds_index(tmp_path / "index.json")
+    (tmp_path / "index.json").write_bytes(b'{"other": ' + b"[" * 100_000)
+    with pytest.raises(FormatError, match="no index of MDS shards: nested too deeply"):
+        read_mds_index(tmp_path / "index.json")
     path.write_bytes(data[:16] + struct.pack("<I", 1 << 30) + data[20:])  # a column longer than its sample
     with pytest.raises(FormatError, match="column image ends beyond its sample"):
         MdsSamples(folder)[0]

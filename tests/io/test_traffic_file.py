@@ -10,7 +10,14 @@ import pytest
 
 from meshwright.drive.traffic import load_traffic_plan, plan_traffic
 from meshwright.errors import CheckFailed, FormatError, UsageError
-from meshwright.io.plan.traffic import read_tensors, read_traffic_plan, read_traffic_profile, write_traffic_plan, write_traffic_profile
+from meshwright.io.plan.traffic import (
+    is_traffic_plan,
+    read_tensors,
+    read_traffic_plan,
+    read_traffic_profile,
+    write_traffic_plan,
+    write_traffic_profile,
+)
 from meshwright.testing.traffic import traffic_profile
 
 PROFILE = traffic_profile(random.Random(14), 9, 2)
@@ -22,6 +29,12 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path):
     assert load_traffic_plan(tmp_path / "p.json") == read_traffic_plan(tmp_path / "p.json") == plan
     write_traffic_profile(tmp_path / "q.json.gz", PROFILE)
     assert read_traffic_profile(tmp_path / "q.json.gz") == PROFILE
+
+
+def test_what_is_no_document_is_no_traffic_plan(tmp_path):
+    for text in ('{"schema": "meshwright.plan"}', "no JSON", '{"a": ' + "[" * 100_000):
+        (tmp_path / "p.json").write_text(text)
+        assert not is_traffic_plan(tmp_path / "p.json")
 
 
 def test_a_changed_plan_is_refused(tmp_path):

@@ -97,6 +97,7 @@ def test_the_net_ends_a_budget_and_is_told(monkeypatch: pytest.MonkeyPatch) -> N
             look()
         hand.now_s += 4.0
     assert budget.looked == 3 and budget.cut == Cut(3, 5) and str(budget.cut) == "time limit: looked at 3 of 5"
+    assert str(Cut(0, 1)) == "time limit: the search was cut short" and str(Cut(0, 1, interrupted=True)) == "interrupted: the search was cut short"
     assert cuts() > before and budget.cut.to_json() == {"looked": 3, "of": 5}
     assert cut_of({"a": {"why": ""}, "b": {"cut": budget.cut.to_json()}}) == budget.cut and cut_of({"a": {}}) is None
     error = budget.cut.error("no layout fits so far")

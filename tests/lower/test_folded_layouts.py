@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from meshwright.check.folded.trips import with_round_trips
 from meshwright.check.program.links import link_time
 from meshwright.check.program.memory import worst_order_memory
 from meshwright.check.program.order import Order
+from meshwright.check.training.layout import check_layout
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.context import context_graph
 from meshwright.decide.layout.data_sharding import DataSharding
@@ -39,7 +42,7 @@ from meshwright.drive.training import evaluate, order
 from meshwright.drive.training.collectives import CollectivePlanner
 from meshwright.drive.training.folded import RankOrderRings, folded_step, worst_bytes
 from meshwright.drive.training.pipeline import PipelineWanted
-from meshwright.drive.training.placements import placements_of
+from meshwright.drive.training.placements import placements_of, with_server_replicas
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.schedules import Orders, actions_of, layout_problem, scheduled
 from meshwright.drive.training.sharding import ShardingWanted
@@ -54,6 +57,7 @@ from meshwright.io.plan.plan import read_plan, write_plan
 from meshwright.job import Training
 from meshwright.lower.training import lower_training
 from meshwright.plan.plan import StepEnd, TrainingLayout
+from meshwright.plan.recompute import with_forward_again
 from meshwright.plan.routing import UNIFORM, Routing
 from meshwright.plan.sizes import training_works
 from meshwright.program.calls import inline
@@ -85,10 +89,10 @@ class Lowered(msgspec.Struct):
 @functools.cache
 def lowered(
     degrees: tuple[int, int, int], level: int = 0, *, context: int = 1, exchange: str = "", schedule: str = "", norm: bool = False,
-    overlap: bool = True, sequence: bool = False, expert: int = 1, hot: bool = False, server: int = 0,
+    overlap: bool = True, sequence: bool = False, expert: int = 1, hot: bool = False, server: int = 0, again: bool = False, way: str = "",
 ) -> Lowered:  # fmt: skip
     """Degrees of data, tensor and pipeline; both ways, with the same collectives. `server`: devices of each, by default a tensor group's, over which
-    replicas are spread."""
+    replicas are spread. `again`: layers run forward again. `way`: the placement, by its name."""
     data, tensor, pipeline = degrees
     fabric = boxes(data * context * pipeline * tensor // (server or tensor), server or tensor)
     made = make_strategy(schedule, {}).settled() if schedule else None
@@ -101,17 +105,20 @@ def lowered(
         graph_at=lambda b: graph_of(b, model), fabric=wide, cost=cost, global_batch=4 * data, fixed=(data, tensor, stages, 1), context=context,
         expert=expert, routing=routing,
     )  # fmt: skip
-    grid = Grid(workspace=segment_workspace, tensor_options=TensorOptions(sequence=sequence))
+    grid = Grid(workspace=segment_workspace, tensor_options=TensorOptions(sequence=sequence), apart=again)
     degree = next(c.degrees for c in grid.plan(problem) if c.degrees.exchange == exchange)
     layout = grid.sharded(problem, degree, DataSharding(level, overlap, 0)).layout
     assert layout is not None
     graph, orders = context_graph(graph_of(1, model), context, exchange) if context > 1 else graph_of(1, model), NO_ORDERS
     graph = experts_graph(graph, expert, routing, tensor_part(graph, layout)) if expert > 1 else graph
-    places = next(placements_of(layout, fabric, alike=True))[1] if server else places
+    ways = placements_of(layout, fabric, alike=True)
+    places = dict(ways)[way] if way else next(ways)[1] if server else places
+    layout = with_server_replicas(layout, places, fabric)
     if made is not None:
         plan = made.plan(layout_problem(layout, graph, fabric, cost, places, devices=pipeline), rng=np.random.default_rng(0))
         layout, orders = scheduled(layout, graph, plan), actions_of(plan)
     layout = msgspec.structs.replace(layout, end=StepEnd(norm=True)) if norm else layout
+    layout = with_forward_again(graph, layout) if again else layout
     rings = RankOrderRings(CollectivePlanner(fabric=fabric, transport=cost.transport), places)
     plain, one = lower_training(graph, layout, one_f_one_b_order, rings, orders=orders)
     folded, other = lower_training(graph, layout, one_f_one_b_order, rings, folded=True, orders=orders)
@@ -175,6 +182,20 @@ def test_experts_fold(degrees: tuple[int, int, int], level: int, schedule: str) 
     assert len(x.folded.sizes) and x.folded.fold is not None and x.folded.fold.members == degrees[0] * degrees[1]
     same(x, x.plain if degrees[0] == 2 else expand(x.folded))
     assert check_program(x.plain, programs=x.callees, layout=x.layout).ok
+
+
+@pytest.mark.parametrize(("degrees", "level", "how"), [
+    ((2, 1, 2), 0, {"expert": 2}), ((4, 2, 1), 3, {"expert": 2, "norm": True}), ((2, 1, 2), 2, {"expert": 2, "schedule": "zb1p"}),
+    ((4, 1, 1), 3, {"expert": 4, "server": 2}), ((1, 2, 2), 1, {"context": 2, "exchange": "ulysses"}), ((2, 2, 2), 0, {"sequence": True}),
+])  # fmt: skip
+def test_layers_that_run_forward_again_fold(degrees: tuple[int, int, int], level: int, how: dict[str, Any]) -> None:
+    """Every message of a layer's forward pass comes twice; what it brings the second time is given up after the layer's backward."""
+    x, kept = lowered(degrees, level, again=True, **how), lowered(degrees, level, **how)
+    same(x, expand(x.folded))
+    assert check_program(x.plain, programs=x.callees, layout=x.layout).ok
+    assert x.layout.forward_again and {"R"} == {*x.plain.ops.name} - {*kept.plain.ops.name}
+    names = {name.partition(":")[0] for name in x.plain.buffers.name}
+    assert "remade" in names and ("remadeall" in names) is ("actall" in names)
 
 
 CASES = [
@@ -255,6 +276,48 @@ def test_groups_that_fill_no_whole_servers_fold(degrees: tuple[int, int, int], e
     x = lowered(degrees, level, expert=expert, server=4)
     assert sorted(x.places) == sorted(d.name for d in x.fabric.devices)
     same(x, expand(x.folded))
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("degrees", "near", "far", "how"),
+    [((8, 1, 1), 4, 2, {}), ((12, 1, 1), 4, 3, {"norm": True}), ((4, 2, 1), 2, 2, {"norm": True}), ((8, 1, 1), 4, 2, {"expert": 4})],
+)
+def test_servers_are_sent_each_part_of_a_group_once(degrees: tuple[int, int, int], near: int, far: int, how: dict[str, Any], level: int) -> None:
+    """A gather of whole weights puts blocks together in the server: each NIC carries one rank's block, and no whole group."""
+    x = lowered(degrees, level, server=4, **how)
+    same(x, expand(x.folded))
+    assert check_program(x.plain, programs=x.callees, layout=x.layout).ok
+    divided = re.compile({1: "weights@|gradients@|norm:data", 2: "weights@|gradfull|norm:data", 3: "gathered|gradfull|norm:data"}[level])
+    b, wanted = x.folded.buffers, Fraction(0)
+    for name, chunks, size in zip(b.name, b.chunks.tolist(), b.chunk_bytes.tolist(), strict=True):
+        wanted += Fraction(chunks * size * (far - 1), far * (1 if name.endswith("%") else near)) if divided.match(name) else 0
+    time_s = folded_link_time(x.folded, x.callees, x.fabric, x.places)[0]
+    sent = {link.src: time_s[i] * link.rate_Bps for i, link in enumerate(x.fabric.links) if "/nic" in link.src and link.dst == "core" and i in time_s}
+    assert sent == dict.fromkeys([f"{d.group}/nic{d.name[-1]}" for d in x.fabric.devices], wanted)
+
+
+def nic_bytes(x: Lowered) -> set[Fraction]:
+    time_s = folded_link_time(x.folded, x.callees, x.fabric, x.places)[0]
+    return {time_s[i] * link.rate_Bps for i, link in enumerate(x.fabric.links) if "/nic" in link.src and link.dst == "core" and i in time_s}
+
+
+@pytest.mark.parametrize(("degrees", "level"), [((8, 1, 1), 1), ((8, 1, 1), 2), ((8, 2, 1), 3)])
+def test_copies_of_experts_share_a_server(degrees: tuple[int, int, int], level: int) -> None:
+    """Where the ranks that divide experts fill several servers: what all replicas divide is put together among copies, so half goes over each NIC."""
+    server = 2 * degrees[1]
+    expert = degrees[0] // 2
+    name = "tensor in data" if degrees[1] > 1 else "data"
+    inside, across = (lowered(degrees, level, expert=expert, server=server, way=f"{name}, {x}", norm=level == 3) for x in (
+        "copies of experts in servers", "spread over servers"))  # fmt: skip
+    assert inside.layout.copies_in_servers and not across.layout.copies_in_servers
+    same(inside, expand(inside.folded))
+    assert check_program(inside.plain, programs=inside.callees, layout=inside.layout).ok
+    (less,), (more,) = nic_bytes(inside), nic_bytes(across)
+    assert less < more * 3 / 4
+    wrong = msgspec.structs.replace(inside.layout, copies_in_servers=msgspec.UNSET)
+    assert check_folded_training(inside.folded, inside.callees, wrong)
+    assert any("none can share a server" in f.message for f in check_layout(msgspec.structs.replace(inside.layout, zero_level=0), None))
 
 
 @pytest.mark.parametrize(("degrees", "expert", "spread"), [((8, 1, 1), 4, False), ((8, 1, 1), 8, True), ((8, 1, 1), 2, True), ((4, 2, 1), 1, True)])

@@ -10,7 +10,7 @@ import pytest
 from effort import few
 from meshwright.cost import Cost, Priced
 from meshwright.fabric.fabric import Device, Fabric
-from meshwright.profile.layer_messages import LayerMessages, pass_s
+from meshwright.profile.layer_messages import MAX_WHOLE, LayerMessages, pass_s
 from meshwright.profile.layer_table import LayerChoice
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.program import Role, Unit
@@ -29,14 +29,20 @@ def simulated(layers: list[LayerMessages], *, backward: bool) -> float:
         table[f"{name}|F"] = Priced(seconds)
         return lane.compute(b.op("F", graph=name), after=after)
 
-    gathered = step(wire, "gather0", order[0].gather_s, [])
+    room = MAX_WHOLE * max(x.gather_s for x in order)
+
+    def fits(i: int, j: int) -> bool:
+        """Whether layer j may be asked for when layer i begins."""
+        return i == j - 1 or sum(x.gather_s for x in order[i : j + 1]) <= room
+
+    asked = [min((i for i in range(j) if all(fits(k, j) for k in range(i, j))), default=0) for j in range(len(order))]
+    gathered = [step(wire, "gather0", order[0].gather_s, [])]
     for i, x in enumerate(order):
-        # what begins the layer: a step of no length that its computation and the next gather wait for
-        begin = step(compute, f"begin{i}", 0.0, [gathered])
-        if i + 1 < len(order):
-            gathered = step(wire, f"gather{i + 1}", order[i + 1].gather_s, [begin])
+        # what begins the layer: a step of no length that its computation and the next gathers wait for
+        begin = step(compute, f"begin{i}", 0.0, [gathered[i]])
+        gathered += [step(wire, f"gather{j}", order[j].gather_s, [begin]) for j in range(1, len(order)) if asked[j] == i]
         done = step(compute, f"layer{i}", x.backward_s if backward else x.forward_s, [])
-        if backward and i + 2 < len(order):  # a gather is behind it
+        if backward and len(gathered) < len(order):  # a gather is behind it
             step(wire, f"scatter{i}", x.scatter_s, [done])
     cost = Cost(table=table, per_call_s=0.0)
     net = Fabric(name="one", devices=(Device(name="d", kind="cpu", flops={"fp32": 10**9}),))
@@ -60,6 +66,13 @@ def test_what_hides_and_what_does_not() -> None:
     slow = [LayerMessages(5.0, 5.0, 4.0, 8.0)] * 5
     assert pass_s(slow, backward=False) == 5 * 5 + 4 and pass_s(slow, backward=True) >= 50
     assert pass_s([LayerMessages(0.0, 0.0, 3.0, 7.0)] * 2, backward=True) == 14
+
+
+def test_a_large_layer_is_on_its_way_while_small_ones_lie_between() -> None:
+    """Experts beside attention: the gather of one hides behind the computation of the one before it, not behind the small layer alone."""
+    small, large = LayerMessages(1.0, 1.0, 2.0, 4.0), LayerMessages(8.0, 8.0, 8.0, 16.0)
+    layers = [small, large] * 4
+    assert pass_s(layers, backward=False) == 1 + 2 + (8 - 2) + 8 + 3 * (2 + 8)  # but for the first of them
 
 
 def test_a_stage_of_a_layer_table_takes_its_flow() -> None:

@@ -28,7 +28,7 @@ def plan_of(
     models: str = MODELS, shared: bool = False, recipe: Recipe | None = None,
 ) -> Plan:  # fmt: skip
     """(data, tensor, pipeline) degrees of a model of `gate_models`; losses and optimizers without ":" of their names there too."""
-    loss = loss if loss in ("mse", "cross-entropy", "output") else MODELS + loss
+    loss = loss if ":" in loss or loss in ("mse", "cross-entropy", "output") else MODELS + loss
     optimizer = optimizer if optimizer.partition(":")[0] in ("sgd", "adamw") else MODELS + optimizer
     end = StepEnd(norm=True) if recipe is not None and recipe.clip_norm else None
     sharding = DataSharding(zero, whole=not may_be_cut(optimizer)) if zero else PLAIN

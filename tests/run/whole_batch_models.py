@@ -52,6 +52,42 @@ def views() -> Built:
     return Views(), _pair()
 
 
+class Skips(nn.Module):
+    """What a U-Net does: its skip connection joins channels, not samples; a dice loss over all pixels of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(2 * WIDTH, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        chance = self.head(torch.cat([x, torch.tanh(self.down(x))], 1)).softmax(1)
+        wanted = F.one_hot(y[:, 0].long().clamp(0, 2), 3).to(x.dtype)
+        return 1 - 2 * (chance * wanted).sum() / (chance.sum() + wanted.sum())
+
+
+def skips() -> Built:
+    return Skips(), _pair()
+
+
+class Centred(nn.Module):
+    """A buffer that forward changes at its beginning and, by a mean over samples, at its end; the loss reads it (DINO's centre)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = _tower()
+        self.register_buffer("centre", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.centre.mul_(0.9).add_(0.1)
+        made = self.body(x)
+        self.centre.add_(made.detach().mean(0), alpha=0.1)
+        return (made - self.centre - y).pow(2).mean()
+
+
+def centred() -> Built:
+    return Centred(), _pair()
+
+
 class Labelled(nn.Module):
     """Supervised contrast: whole numbers travel."""
 

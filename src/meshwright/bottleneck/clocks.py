@@ -3,7 +3,9 @@
 A collective ends on no rank before it has begun on all: for ranks i, j the shift x of each clock obeys x_i - x_j <= end_j - start_i, over all
 shared collectives. These bounds close under shortest paths; what is left for a rank is an interval, and a rank whose interval is empty was not
 part of the same run. Within it the estimate is the median difference of ends, since the last message of a collective reaches all ranks at about the
-same time. The half width of the interval is what the data proves about the error.
+same time. The half width of the interval is what the data proves about the error. Ranks of one machine, by the host name in their traces, share
+a clock: they get one shift, unless their collectives contradict it. Without this, ranks that leave a collective at unlike times (gloo on busy
+cores) would seem to have clocks that differ.
 Cost: O(ranks^2 x collectives) for ranks up to `MAX_CLOSED_RANKS`, beyond that each rank is bounded against the reference alone.
 """
 
@@ -92,11 +94,14 @@ def align(views: Sequence[RankView], *, one_clock: bool = False) -> tuple[list[R
         # Messages without numbers are matched by their order alone, which two channels between the same ranks may break.
         limit = _limits(views, shared, *times, messages=False)
         warnings.append("messages do not match by their order: clocks rest on collectives alone")
-    shift, uncertain, spread = [0], [0], [0]
-    for r in range(1, len(views)):
-        found = _shift(views, r, shared, times[1], together, high=int(limit[r, 0]), low=-int(limit[0, r]))
-        for column, value in zip((shift, uncertain, spread), found, strict=True):
-            column.append(value)
+    high, low = limit[:, 0], -limit[0]
+    shift, uncertain, spread = ([0] * len(views) for _ in range(3))
+    for rows in _clocks(views, low, high):
+        if rows == [0]:  # the clock that all others are told against
+            continue
+        found = _shift(views, rows, shared, times[1], together, high=int(high[rows].min()), low=int(low[rows].max()))
+        for r in rows:
+            shift[r], uncertain[r], spread[r] = found[0], found[1], found[2][r]
     moved = [v.aligned(s) for v, s in zip(views, shift, strict=True)]
     clocks = Clocks(
         shift_ns=tuple(shift), uncertain_ns=tuple(uncertain), spread_ns=tuple(spread), collectives=len(shared.keys), warnings=tuple(warnings)
@@ -104,29 +109,42 @@ def align(views: Sequence[RankView], *, one_clock: bool = False) -> tuple[list[R
     return moved, clocks, shared
 
 
+def _clocks(views: Sequence[RankView], low: I64, high: I64) -> list[list[int]]:
+    """Views that share a clock: those of one machine, if one shift fits them all. A view without a machine's name is alone."""
+    machines: dict[str, list[int]] = {}
+    for r, view in enumerate(views):
+        machines.setdefault(view.machine or f"\0{r}", []).append(r)
+    return [part for rows in machines.values() for part in ([rows] if low[rows].max() <= high[rows].min() else [[r] for r in rows])]
+
+
 def _shift(
-    views: Sequence[RankView], r: int, shared: Shared, leaves: I64, together: NDArray[np.bool_], *, high: int, low: int
-) -> tuple[int, int, int]:
-    """(shift, most that it may be wrong, spread of ends) of view r, which the bounds leave between `low` and `high`."""
+    views: Sequence[RankView], rows: Sequence[int], shared: Shared, leaves: I64, together: NDArray[np.bool_], *, high: int, low: int
+) -> tuple[int, int, dict[int, int]]:
+    """(shift, most that it may be wrong, spread of ends by view) of views on one clock, which the bounds leave between `low` and `high`."""
+    last = views[rows[-1]]
     if low > high:
         raise FormatError(
-            f"no shift of rank {views[r].rank}'s clock fits: some collective would end before it had begun on all ranks "
+            f"no shift of rank {last.rank}'s clock fits: some collective would end before it had begun on all ranks "
             f"(by {(low - high) / 1e3:.0f} us)",
-            where=views[r].source, hint="are the traces of one run and the same steps?",
+            where=last.source, hint="are the traces of one run and the same steps?",
         )  # fmt: skip
-    both = (shared.row[:, 0] >= 0) & (shared.row[:, r] >= 0)
-    both = both & together if (both & together).any() else both
-    difference = leaves[both, 0] - leaves[both, r]
-    middle = int(np.median(difference)) if len(difference) else (low + high) // 2
+    differences = {}
+    for r in rows:
+        both = (shared.row[:, 0] >= 0) & (shared.row[:, r] >= 0)
+        both = both & together if (both & together).any() else both
+        differences[r] = leaves[both, 0] - leaves[both, r]
+    every = np.concatenate(list(differences.values()))
+    middle = int(np.median(every)) if len(every) else (low + high) // 2
     # The estimate may not leave what the data proves.
     value = min(max(middle, low), high)
-    if abs(value) > MAX_CLOCK_DIFFERENCE_NS and min(int(views[0].host.start[0]), int(views[r].host.start[0])) > 10**18:
+    if abs(value) > MAX_CLOCK_DIFFERENCE_NS and min(int(views[0].host.start[0]), int(last.host.start[0])) > 10**18:
         raise UsageError(
-            f"the clocks of ranks {views[0].rank} and {views[r].rank} differ by {abs(value) / 1e9:.0f} s: these are not of one run",
-            where=views[r].source,
+            f"the clocks of ranks {views[0].rank} and {last.rank} differ by {abs(value) / 1e9:.0f} s: these are not of one run",
+            where=last.source,
         )  # fmt: skip
     bounded = high < _UNBOUNDED_NS // 4 and low > -(_UNBOUNDED_NS // 4)
-    return value, max(high - value, value - low) if bounded else -1, int(np.median(np.abs(difference - value))) if len(difference) else -1
+    spread = {r: int(np.median(np.abs(d - value))) if len(d) else -1 for r, d in differences.items()}
+    return value, max(high - value, value - low) if bounded else -1, spread
 
 
 def _together(views: Sequence[RankView], shared: Shared) -> NDArray[np.bool_]:

@@ -47,7 +47,8 @@ def rank_view(trace: Trace, labels: Labels | None = None, *, rank: int | None = 
     clock = trace.origin_ns + trace.base_time_ns
     view = RankView(
         rank=rank if rank is not None else trace.rank if trace.rank is not None else 0, source=trace.source, steps=steps, host=work, device=device,
-        meetings=meetings, modules=tuple(modules), names=trace.names, kinds=labels.kinds, warnings=tuple(warnings),
+        meetings=meetings, modules=tuple(modules), names=trace.names, kinds=labels.kinds,
+        machine=trace.metadata.get("host_name", ""), warnings=tuple(warnings),
     )  # fmt: skip
     return msgspec.structs.replace(view.aligned(clock), clock_ns=0)
 

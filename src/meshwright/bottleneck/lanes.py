@@ -104,6 +104,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     kinds: dict[str, str] = msgspec.field(default_factory=dict)  # class of each module, where known
     overlap_ns: int = 0  # communication under way while the rank computes
     clock_ns: int = 0
+    machine: str = ""  # host name, where the trace says it: ranks of one machine share a clock
     warnings: tuple[str, ...] = ()
 
     def aligned(self, ns: int) -> RankView:

@@ -2,7 +2,8 @@
 
 Whoever runs a module on tensors of its own (export, `functional_call`) puts back what the module had, and what was assigned is lost without a word.
 So forward ends by copying it into the module's own tensor. In a graph that copy then goes up to the call that made the value, behind the last reader
-of the old one: a cut of the graph leaves both in one place.
+of the old one: a cut of the graph leaves both in one place. Changes in place go down to whoever reads or changes the buffer next,
+for the same reason: `mean.mul_(0.9)`, other calls, `mean.add_(...)` with a cut between them would change a copy the second time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from meshwright.errors import Unsupported
 
 from .torch_private import storage_key
 
-__all__ = ["Held", "assigned_in_place", "copies_moved_up", "held_buffers", "put_back"]
+__all__ = ["Held", "assigned_in_place", "changes_moved_down", "copies_moved_up", "held_buffers", "put_back"]
 
 aten = torch.ops.aten
 Held = list[tuple[nn.Module, str, torch.Tensor]]
@@ -47,10 +48,15 @@ def put_back(held: Held) -> None:
 
 @contextlib.contextmanager
 def assigned_in_place(model: nn.Module) -> Iterator[None]:
-    """Around a forward pass of `model`."""
+    """Around a forward pass of `model`. Where that fails, the module has its tensors, as they are."""
     held = held_buffers(model)
-    yield
-    put_back(held)
+    try:
+        yield
+        put_back(held)
+    finally:
+        for module, name, before in held:
+            if module._buffers.get(name) is not None:
+                module._buffers[name] = before
 
 
 def copies_moved_up(graph: fx.Graph) -> bool:
@@ -73,6 +79,30 @@ def copies_moved_up(graph: fx.Graph) -> bool:
         place = {n: i for i, n in enumerate(graph.nodes)}
         moved = True
     return moved
+
+
+def changes_moved_down(graph: fx.Graph) -> bool:
+    """Changes of placeholders in place stand before the next reader of what they changed; whether any moved. Draws of random numbers stay."""
+    held = {_storage(n) for n in graph.nodes if n.op == "placeholder"}
+    moved = False
+    for n in reversed(list(graph.nodes)):
+        if _storage(n) not in held or not _written(n) or torch.Tag.nondeterministic_seeded in n.target.tags:
+            continue
+        mine, read = _storage(n), {_storage(x) for x in n.all_input_nodes}
+        after = n.next
+        while after.op == "call_function" and mine not in map(_storage, after.all_input_nodes) and read.isdisjoint(_written(after)):
+            after = after.next
+        if after.op == "call_function" and after is not n.next:
+            after.prepend(n)
+            moved = True
+    return moved
+
+
+def _written(n: fx.Node) -> set[Any]:
+    """Storages that a call changes in place."""
+    schema = getattr(n.target, "_schema", None)
+    given = zip(schema.arguments, n.args, strict=False) if n.op == "call_function" and schema is not None else ()
+    return {_storage(x) for a, x in given if a.alias_info is not None and a.alias_info.is_write and isinstance(x, fx.Node)}
 
 
 def _storage(n: fx.Node) -> Any:

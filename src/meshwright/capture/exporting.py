@@ -10,7 +10,7 @@ way that it goes in eager PyTorch (`as_if_not_traced`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -19,16 +19,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, Unsupported
 
-from .assigned_buffers import copies_moved_up
+from .as_before import as_before
+from .assigned_buffers import changes_moved_down, copies_moved_up
 from .conversions import idle_conversions_removed, modules_left_as_they_are
 from .diagnose import Refusal, diagnose, quiet
 from .flatten import Left, flatten
 from .in_place import changed_parameter, written_out
-from .losses import Objective
+from .kept_modules import kept_whole
+from .left_tensors import RUNS, Given, refuse_left_tensors
+from .live import LossModule
+from .losses import Objective, kept_tensors
 from .placed_tables import together
-from .regions import kept_whole
 from .resolve import ModelSource, place_of, shown
 from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
 from .torch_private import export_as_called, global_backward_hooks, noting_places
@@ -57,7 +60,8 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
     refusal: Refusal | None = None
     unfit: set[Any] = set()
     untold = False
-    with contextlib.ExitStack() as told:
+    left = _left(objective, source, mode, list(whole))
+    with as_before(objective.model, objective.code), contextlib.ExitStack() as told:
         for _ in range(MAX_ROUNDS):
             seen, before = Seen(), plain_values(objective.model, objective.code)
             found = _once(objective, source, mode, list(whole), seen, unfit=unfit)
@@ -67,9 +71,14 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
                 again = changing & changed(after, plain_values(objective.model, objective.code))
                 refuse_changing(objective.model, again, attributes, objective.code)
             if not isinstance(found, Refusal):
-                lines = ", ".join(seen.printed)
-                printing = [f"what forward prints ({lines}) is printed while the model is traced, not in training"] if lines else []
-                return found, (*_notes(objective.model, whole), *printing)
+                if isinstance(left := left or _left(objective, source, mode, list(whole)), Unsupported):
+                    raise left
+                notes, lines = _notes(_modules_of(objective), whole), ", ".join(seen.printed)
+                if lines:
+                    notes.append(f"what forward prints ({lines}) is printed while the model is traced, not in training")
+                if mode is not None and not left:
+                    notes.append("whether forward reads what it left the time before is not known: it does not run by itself")
+                return found, tuple(notes)
             refusal = refusal or found  # the first says what stands in the way; later ones may come of keeping modules whole
             if found.in_python and not untold:
                 untold = True
@@ -79,14 +88,30 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
             if found.function is not None and found.function not in unfit and found.function not in whole:
                 whole[found.function] = _why(found)
                 continue
-            more = _modules_like(objective.model, found.module, whole)
+            more = _modules_like(_modules_of(objective), found.module, whole)
             if not more:
-                return refusal
+                break
             for path in [p for p in _modules(whole) if any(p.startswith(f"{m}.") for m in more)]:
                 del whole[path]
             whole |= dict.fromkeys(more, _why(found))
     assert refusal is not None
+    if isinstance(left, Unsupported):
+        raise left
     return refusal
+
+
+def _left(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[Any]) -> Unsupported | bool:
+    """What `refuse_left_tensors` says of forward and loss with these kept whole. Raises as that."""
+    if mode is None:
+        return False
+
+    def run(given: Given) -> Any:
+        with _kept(objective, whole, source, None):
+            return objective(*given.inputs)
+
+    with quiet(), mode:
+        given = [Given(x, kept_tensors(objective)) for x in (source.inputs, *([x.clone() for x in source.inputs] for _ in range(RUNS - 1)))]
+        return refuse_left_tensors(objective.model, objective.code, run, given)
 
 
 def _why(found: Refusal) -> str:
@@ -116,7 +141,7 @@ def _once(
     except MeshwrightError:
         raise
     except Exception as error:
-        with quiet(), _kept(objective.model, whole, source, unfit):
+        with quiet(), _kept(objective, whole, source, unfit):
             found = diagnose(objective, source, mode, error)
         if found.message.startswith(_BY_VALUE):
             return replace(found, function=_failing(objective, source, mode, whole))
@@ -137,7 +162,7 @@ def _once(
         if not places:
             return _once(objective, source, mode, whole, Seen(), places=True)
         raise parameter_changes(_plain(change[0]), line_of(change[1].meta) or source.name)
-    moved = together(exported.graph) | copies_moved_up(exported.graph)
+    moved = together(exported.graph) | copies_moved_up(exported.graph) | changes_moved_down(exported.graph)
     if written_out(exported.graph) or moved or idle:
         exported.graph_module.recompile()
     return exported
@@ -154,11 +179,11 @@ def _failing(objective: Objective, source: ModelSource, mode: Any, whole: Sequen
 
 
 @contextlib.contextmanager
-def _kept(model: nn.Module, whole: Sequence[Any], source: ModelSource, unfit: set[Any] | None) -> Iterator[None]:
+def _kept(objective: Objective, whole: Sequence[Any], source: ModelSource, unfit: set[Any] | None) -> Iterator[None]:
     functions = frozenset(x for x in whole if not isinstance(x, str))
     mode = FunctionsWhole(functions, source.name, source.batch_size)
     try:
-        kept = kept_whole(model, _modules(whole), source.name, source.batch_size)
+        kept = kept_whole(_modules_of(objective), _modules(whole), source.name, source.batch_size)
         with modules_left_as_they_are(), kept, mode if functions else contextlib.nullcontext():
             yield
     finally:
@@ -178,7 +203,7 @@ def _as_eager(
 
     Objective.called = called  # type: ignore[method-assign]
     try:
-        with watching(objective, lost, seen), _kept(objective.model, whole, source, unfit), export_as_called():
+        with watching(objective, lost, seen), _kept(objective, whole, source, unfit), export_as_called():
             yield
     finally:
         Objective.called = own  # type: ignore[method-assign]
@@ -213,9 +238,14 @@ def places_noted() -> Iterator[None]:
         _NOTING.reset(token)
 
 
-def _modules_like(model: nn.Module, path: str, whole: Iterable[Any]) -> list[str]:
+def _modules_of(objective: Objective) -> dict[str, nn.Module]:
+    """By path: the model's, and the loss function's."""
+    own = {"loss": objective.loss} if objective.loss is not None else {}
+    return {**own, **dict(objective.model.named_modules())}
+
+
+def _modules_like(modules: Mapping[str, nn.Module], path: str, whole: Iterable[Any]) -> list[str]:
     """The module at `path` and others of its class, which will not fare better; empty if that is nothing new."""
-    modules = dict(model.named_modules())
     if not path or path not in modules or any(path == p or path.startswith(f"{p}.") for p in _modules(whole)):
         return []
     kind = type(modules[path])
@@ -225,12 +255,13 @@ def _modules_like(model: nn.Module, path: str, whole: Iterable[Any]) -> list[str
     return [p for p in same if not any(p.startswith(f"{q}.") for q in same)]
 
 
-def _notes(model: nn.Module, whole: dict[Any, str]) -> list[str]:
-    modules = dict(model.named_modules())
+def _notes(modules: Mapping[str, nn.Module], whole: dict[Any, str]) -> list[str]:
     by_class: dict[tuple[str, str], list[str]] = {}
     for path in _modules(whole):
         why = whole[path]
-        by_class.setdefault((type(modules[path]).__name__, why), []).append(path)
+        m = modules[path]
+        kind = getattr(m.function, "__name__", "") if isinstance(m, LossModule) else ""
+        by_class.setdefault((kind or type(m).__name__, why), []).append(path)
     called = [f"calls of {x.__name__} are kept whole as one operator each: {why}" for x, why in whole.items() if not isinstance(x, str)]
     return called + [
         f"kept whole as one operator each: {', '.join(paths[:4])}{' ...' if len(paths) > 4 else ''} ({kind}): {why}"

@@ -17,15 +17,18 @@ import torch
 
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, Unsupported, UsageError
 from meshwright.graph.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Scaling, Work
-from meshwright.graph.scale import at_batch, rows_compared, scaling_between
+from meshwright.graph.scale import NOT_SCALED, at_batch, first_other_call, rows_compared, scaling_between
 from meshwright.kernels.garbage import few_collections
 from meshwright.kernels.stages import stage
 
+from .as_before import as_before
 from .diagnose import module_in
+from .exporting import line_of, places_noted
 from .forward import MAX_REAL_BYTES, TracedForward, build_objective, built_and_traced, trace_forward, trace_objective
 from .joint import Joint, joint_by_aot, joint_by_make_fx
 from .nodes import StorageTable, forward_nodes, json_argument, operands, target_name, value_of
-from .opaque import measured_work, refuse_changes
+from .opaque import measured_work, refuse_changes, refuse_left
+from .regions import counts_held
 from .repeats import cut, repeated_runs
 from .resolve import user_location
 from .torch_private import uncompiled_graphs
@@ -62,6 +65,14 @@ def capture(
     for method in methods:
         if method not in METHODS:
             raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
+    with counts_held():
+        return _captured(model, loss, batch_size, seed, methods, scalable, sizes, whole, dtype)
+
+
+def _captured(
+    model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], scalable: bool, sizes: Sequence[Sequence[int]], whole: bool,
+    dtype: str,
+) -> OpGraph:  # fmt: skip
     with stage(f"capturing {model}"), few_collections(), uncompiled_graphs():
         graph, _ = _once(model, loss, batch_size, seed, methods, sizes, whole, dtype)
     if not scalable:
@@ -70,14 +81,14 @@ def capture(
     scaling, other = _scaling(graph, asked)
     if isinstance(scaling, str) and other is not None:
         if _blocks_left_out(graph) != _blocks_left_out(other):
-            return capture(model, loss=loss, batch_size=batch_size, seed=seed, methods=methods, sizes=sizes, whole=True, dtype=dtype)
+            return _captured(model, loss, batch_size, seed, methods, scalable, sizes, True, dtype)
         if graph.batch_size == 1 and batch_size is None:
             further, _ = _scaling(other, asked)
             if not isinstance(further, str):
                 note = f"sizes at batch 1 are those of larger batches: {scaling}"
                 return msgspec.structs.replace(at_batch(msgspec.structs.replace(other, scaling=further), 1), notes=(*other.notes, note))
     if isinstance(scaling, str):
-        return msgspec.structs.replace(graph, notes=(*graph.notes, f"cannot be scaled to other batch sizes: {scaling}"))
+        return msgspec.structs.replace(graph, notes=(*graph.notes, f"{NOT_SCALED}{scaling}{_line_of_other(graph, other, asked)}"))
     return msgspec.structs.replace(graph, scaling=scaling)
 
 
@@ -92,6 +103,18 @@ def _scaling(graph: OpGraph, asked: Callable[..., tuple[OpGraph, TracedForward]]
         return scaling_between(graph, other, third), other
     except MeshwrightError as error:
         return f"capturing it at batch {2 * rows} failed: {error.message}", None
+
+
+def _line_of_other(graph: OpGraph, other: OpGraph | None, asked: Callable[..., tuple[OpGraph, TracedForward]]) -> str:
+    """` (file:line)` of the first call that the batch's size makes more or less often; "" where all are the same, or nobody's."""
+    operator, module = first_other_call(graph, other) if other is not None else ("", "")
+    if not operator or graph.method != "export":
+        return ""
+    with few_collections(), uncompiled_graphs(), places_noted():
+        traced = asked(batch_size=graph.batch_size)[1]
+    calls = (n for n in traced.graph_module.graph.nodes if n.op == "call_function" and target_name(n.target) == operator)
+    line = next((line_of(n.meta) for n in calls if traced.module_paths[n.name] == module), "")
+    return f" ({line})" if line else ""
 
 
 def _blocks_left_out(graph: OpGraph) -> bool:
@@ -149,10 +172,11 @@ def _once(
     for method, what, route in routes:
         if method not in methods:
             continue
-        joint = _attempt(what, route, notes)
-        if joint is not None:
-            nodes, table = _forward(traced)
-            return _graph(traced, method, nodes, table, joint, notes), traced
+        with as_before(objective.model, objective.code):
+            joint = _attempt(what, route, notes)
+            if joint is not None:
+                nodes, table = _forward(traced)
+                return _graph(traced, method, nodes, table, joint, notes), traced
     return _run_for_real(traced, model, loss, batch_size, seed, methods, notes)
 
 
@@ -261,8 +285,10 @@ def _run_for_real(
         raise CaptureError(message, where=where, hint=hint, data=data)
     real = trace_forward(model, loss=loss, batch_size=batch_size, seed=seed, device="cpu", opaque=True)
     try:
-        nodes, table = _forward(real)
-        forward, backward, missing = measured_work(real)
+        refuse_left(real)
+        with as_before(real.objective.model, real.objective.code, values=True):
+            nodes, table = _forward(real)
+            forward, backward, missing = measured_work(real)
     except (Unsupported, UsageError):
         raise
     except Exception as failure:

@@ -13,94 +13,24 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from meshwright.errors import FormatError, MissingExtra, UnknownName, UsageError
+from meshwright.errors import FormatError, UnknownName
+from meshwright.graph.model_names import DTYPES, NAME_HINT, HfName, require_transformers
 
 from .calling import prediction_of
 from .weight_files import WeightFiles, has_weights, weight_files
 
-__all__ = ["DTYPES", "PREFIX", "HfName", "build_hf", "config_of", "hf_name", "with_dtype", "with_length"]
+__all__ = ["build_hf", "config_of"]
 
-PREFIX = "hf:"
 MAX_CONFIG_BYTES = 1 << 20
 DEFAULT_LENGTH = 128  # tokens of an example row
 ROWS = 2
 AUDIO_SAMPLES = 4000  # of raw sound per example row
-DTYPES = ("float32", "bfloat16", "float16", "float64")  # of weights
-_HINT = "hf:CONFIG.json[:Class][@LENGTH,DTYPE], or a folder with config.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HfName:
-    """A model's name taken apart. `folder`: where weights may be, None for a file alone; `length`: 0, `dtype`: "" where none is given."""
-
-    config: Path
-    folder: Path | None
-    kind: str = ""
-    length: int = 0
-    dtype: str = ""
-
-
-def hf_name(name: str) -> HfName | None:
-    """The parts of a name, or None for a model function's. Raises: UsageError, UnknownName for one that begins as ours and is not."""
-    bare = name.removeprefix(PREFIX)
-    if bare == name and not (Path(name) / "config.json").is_file():
-        return None
-    place, at, text = bare.rpartition("@")
-    if not at:
-        place, text = bare, ""
-    length, dtype = 0, ""
-    for option in text.split(",") if at else ():
-        if option in DTYPES and not dtype:
-            dtype = option
-        elif option.isdecimal() and int(option) > 0 and not length:
-            length = int(option)
-        else:
-            raise UsageError(f"{option!r} is not a length or a dtype", where=name, hint=f"{_HINT}; dtypes: {', '.join(DTYPES)}")
-    path, _, kind = place.partition(":") if not Path(place).exists() else (place, "", "")
-    if kind and not kind.isidentifier():
-        raise UsageError(f"{kind!r} is not the name of a class", where=name, hint=_HINT)
-    found = Path(path)
-    if found.is_dir() and (found / "config.json").is_file():
-        return HfName(config=found / "config.json", folder=found, kind=kind, length=length, dtype=dtype)
-    if found.is_dir() or not found.is_file():
-        raise UnknownName(f"there is no {'config.json in the folder' if found.is_dir() else 'file'} {path!r}", where=name, hint=_HINT)
-    return HfName(config=found, folder=None, kind=kind, length=length, dtype=dtype)
-
-
-def with_length(name: str | None, length: int | None) -> str | None:
-    """The name with a sequence length in it, as jobs and plans carry it. Raises: UsageError where the name is not of this kind, or has one."""
-    if name is not None and not name.startswith(PREFIX) and (Path(name) / "config.json").is_file():
-        name = PREFIX + name
-    if length is None or name is None:
-        return name
-    parts = hf_name(name)
-    if parts is None or parts.length or length < 1:
-        what = "a length is at least 1" if length < 1 else "the model's name has a length" if parts else "the length is its model function's affair"
-        raise UsageError(what, where="--seq-len", hint=_HINT)
-    return _with(name, parts, str(length))
-
-
-def with_dtype(name: str | None, dtype: str) -> str | None:
-    """The name with a dtype of weights in it. Raises: UsageError where the name is not of this kind, or has one."""
-    name = with_length(name, None)
-    if name is None or not dtype:
-        return name
-    parts = hf_name(name)
-    if parts is None or parts.dtype:
-        what = "the model's name has a dtype" if parts else "the dtype is its model function's affair"
-        raise UsageError(what, where="--dtype", hint=_HINT)
-    return _with(name, parts, dtype)
-
-
-def _with(name: str, parts: HfName, option: str) -> str:
-    return f"{name}{',' if parts.length or parts.dtype else '@'}{option}"
 
 
 def config_of(data: bytes, where: str) -> dict[str, Any]:
@@ -129,10 +59,9 @@ def build_hf(name: HfName, *, lazy: list[WeightFiles] | None = None) -> tuple[nn
     Raises: MissingExtra, FormatError for a configuration or files that are damaged or lack what the class has; UnknownName; what transformers raises.
     """
     fields = config_of(_read(name.config), str(name.config))
-    try:
-        import transformers as library
-    except ImportError:
-        raise MissingExtra("transformers", extra="hf", needed_for="a model by its configuration") from None
+    require_transformers()
+    import transformers as library
+
     kinds = library.CONFIG_MAPPING
     if fields["model_type"] not in kinds:
         raise UnknownName(f"transformers {library.__version__} has no model type {fields['model_type']!r}", where=str(name.config))
@@ -218,10 +147,10 @@ def _class(library: Any, config: Any, name: HfName, fields: Mapping[str, Any]) -
         for table in (library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_MAPPING):
             if type(config) in table:
                 return table[type(config)]
-        raise UnknownName("the configuration names no class", where=str(name.config), hint=_HINT)
+        raise UnknownName("the configuration names no class", where=str(name.config), hint=NAME_HINT)
     found = getattr(library, wanted, None)
     if not isinstance(found, type) or not issubclass(found, library.PreTrainedModel):
-        raise UnknownName(f"transformers {library.__version__} has no model class {wanted!r}", where=str(name.config), hint=_HINT)
+        raise UnknownName(f"transformers {library.__version__} has no model class {wanted!r}", where=str(name.config), hint=NAME_HINT)
     return found
 
 
@@ -264,7 +193,8 @@ class _Sizes:
             vision = getattr(config, "vision_config", None) or config
             size = getattr(vision, "image_size", None) or 224
             height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
-            return torch.randn(ROWS, _number(vision, "num_channels") or 3, height, width)
+            video = [count] if (count := _number(vision, "num_frames")) else []
+            return torch.randn(ROWS, *video, _number(vision, "num_channels") or 3, height, width)
         if name == "input_features":
             frames = 2 * (_number(config, "max_source_positions") or AUDIO_SAMPLES // 80)
             return torch.randn(ROWS, _number(config, "num_mel_bins") or 80, frames)

@@ -42,8 +42,9 @@ def written_out(graph: fx.Graph) -> bool:
         val = n.meta.get("val")
         if n.op in ("placeholder", "call_function") and isinstance(val, torch.Tensor) and val.layout == torch.strided:
             groups.setdefault(storage_key(val), []).append(n)
+    written = {x for n in graph.nodes for x in _written(n)}
     for group in groups.values():
-        if len(group) > 1 and group[0].op == "call_function" and _by_order_alone(graph, group):
+        if len(group) > 1 and group[0].op == "call_function" and not written.isdisjoint(group) and _by_order_alone(graph, group):
             changed |= _Rewrite(graph, group).run()
     if changed:
         graph.lint()

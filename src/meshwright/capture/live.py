@@ -20,7 +20,7 @@ from meshwright.errors import UsageError
 
 from .calling import flat_inputs
 
-__all__ = ["LIVE", "BatchForm", "as_function", "form_of", "live_name", "maker_of", "reduces_to", "standing", "stands_for"]
+__all__ = ["LIVE", "BatchForm", "LossModule", "as_function", "form_of", "live_name", "maker_of", "reduces_to", "standing", "stands_for"]
 
 LIVE = "live:"  # begins the name of what lives in a process
 MakeExample = Callable[[], tuple[nn.Module, Any]]
@@ -174,17 +174,28 @@ def as_function(loss: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(loss.forward)(lambda *given: loss(*given)) if isinstance(loss, nn.Module) else loss
 
 
+class LossModule(nn.Module):  # type: ignore[misc]
+    """The loss as a module, so that its calls carry the module path `loss`, and it can be kept whole by itself."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, output: Any, target: Any) -> Any:
+        return self.function(output, target)
+
+
 def _reduce_to_loss(module: nn.Module, loss: Callable[[Any, Any], Any]) -> None:
-    forward = module.forward
+    forward, whole = module.forward, LossModule(loss)
 
     def reduced(**batch: torch.Tensor) -> Any:
-        return loss(forward(**batch), batch)
+        return whole(forward(**batch), batch)
 
-    reduced.loss = loss  # type: ignore[attr-defined]
+    reduced.loss = whole  # type: ignore[attr-defined]
     module.forward = reduced
 
 
-def reduces_to(module: nn.Module) -> Callable[[Any, Any], Any] | None:
+def reduces_to(module: nn.Module) -> LossModule | None:
     """The loss that a module's output was reduced to (`maker_of`)."""
-    found: Callable[[Any, Any], Any] | None = getattr(module.forward, "loss", None)
+    found: LossModule | None = getattr(module.forward, "loss", None)
     return found

@@ -46,11 +46,12 @@ class PlannedBatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True)
 class LiveJob:
-    """`stands_for`: what the job's names mean while it is planned or traced (`live.standing`); `batch`: what the plan keeps."""
+    """`stands_for`: what the job's names mean while it is planned or traced (`live.standing`); `batch`: what the plan keeps; `loss`: a function."""
 
     job: Training
     batch: PlannedBatch
     stands_for: Mapping[str, Callable[..., Any]]
+    loss: Callable[..., Any] | None = None
 
 
 def live_job(
@@ -79,7 +80,7 @@ def live_job(
         names=list(form.names), single=form.single, inputs=[(list(x.shape), str(x.dtype).removeprefix("torch.")) for x in inputs],
         loss=live_name(loss, what="loss") if by_names is not None else "",
     )  # fmt: skip
-    return LiveJob(job, told, names)
+    return LiveJob(job, told, names, function)
 
 
 def named_jobs(job: Training, shapes: Sequence[str]) -> list[LiveJob]:
@@ -179,7 +180,7 @@ def live_again(model: nn.Module, planned: Mapping[str, Any], loss: Loss, batch: 
     names: dict[str, Callable[..., Any]] = {job.model: maker_of(model, told.form, inputs, function if told.names else None)}
     if function is not None and not told.names:
         names[job.loss] = function
-    return LiveJob(job, told, names)
+    return LiveJob(job, told, names, function)
 
 
 def _loss(loss: Loss, form: BatchForm) -> tuple[str, Callable[..., Any] | None]:

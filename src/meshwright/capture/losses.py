@@ -13,11 +13,11 @@ from meshwright.errors import UnknownName, UsageError
 
 from .assigned_buffers import assigned_in_place
 from .calling import Calling, described, loss_of, parts_of, prediction_of, scalars_in
-from .live import as_function, reduces_to
+from .live import LossModule, as_function, reduces_to
 from .resolve import match_hint, place_of, resolve_function
 from .user_gradients import refuse_loss_parameters
 
-__all__ = ["CHANNELS_LAST", "LOSSES", "Objective", "has_images", "loss_function"]
+__all__ = ["CHANNELS_LAST", "LOSSES", "Objective", "has_images", "kept_tensors", "loss_function"]
 
 LOSSES = ("cross-entropy", "mse", "output")
 
@@ -41,19 +41,8 @@ def loss_function(name: str) -> Callable[[Any, torch.Tensor], torch.Tensor] | No
     if ":" in name:
         found = resolve_function(name, what="loss")
         refuse_loss_parameters(found)
-        return as_function(found) if isinstance(found, nn.Module) and any(True for _ in found.parameters()) else found
+        return as_function(found) if isinstance(found, nn.Module) and any(True for _ in (*found.parameters(), *found.buffers())) else found
     raise UnknownName(f"there is no loss {name!r}", where=name, hint=match_hint(name, [*LOSSES, "module:function"]))
-
-
-class _Loss(nn.Module):  # type: ignore[misc]
-    """The loss as a module, so that its calls carry the module path `loss`."""
-
-    def __init__(self, function: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, output: Any, target: torch.Tensor) -> torch.Tensor:
-        return self.function(output, target)
 
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by number of dimensions
@@ -82,7 +71,8 @@ class Objective(nn.Module):  # type: ignore[misc]
         self.model = model
         function = loss_function(loss)
         self.loss_name = loss
-        self.loss = None if function is None else _Loss(function)
+        self.returned = function is None  # by the model, which may have been reduced to a loss function's result
+        self.loss = reduces_to(model) if function is None else LossModule(function)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         with assigned_in_place(self.model):
@@ -91,7 +81,7 @@ class Objective(nn.Module):  # type: ignore[misc]
     def computed(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.channels_last:
             inputs = tuple(x.contiguous(memory_format=CHANNELS_LAST[x.dim()]) if _is_image(x) else x for x in inputs)
-        if self.loss is None:
+        if self.returned or self.loss is None:
             output = self.called(inputs)
             self.refuse_losses(output)
             result = loss_of(output)
@@ -104,7 +94,7 @@ class Objective(nn.Module):  # type: ignore[misc]
                 raise UsageError("forward returns None", where=self.line(), hint=hint)
             result = self.loss(output if ":" in self.loss_name else prediction_of(output), inputs[-1])
         if not isinstance(result, torch.Tensor) or result.dim() != 0 or not result.is_floating_point():
-            hint = "with --loss output the module returns its loss" if self.loss is None else "a loss returns one floating-point number"
+            hint = "with --loss output the module returns its loss" if self.returned else "a loss returns one floating-point number"
             raise UsageError(
                 f"the loss {self.loss_name!r} is {described(result)}, not a floating-point scalar", where=self.line(of_loss=True), hint=hint
             )  # fmt: skip
@@ -131,7 +121,7 @@ class Objective(nn.Module):  # type: ignore[misc]
     @property
     def code(self) -> Any:
         """The function that is the loss; None where the module returns it itself, or a named one takes its prediction."""
-        return self.loss.function if self.loss is not None and ":" in self.loss_name else reduces_to(self.model)
+        return self.loss.function if self.loss is not None and (self.returned or ":" in self.loss_name) else None
 
     def line(self, *, of_loss: bool = False) -> str:
         """`file:line` of the model's forward, or of the loss function where there is one."""
@@ -143,3 +133,8 @@ class Objective(nn.Module):  # type: ignore[misc]
             return self.model(*tensors)
         args, kwargs = self.calling.arguments(tensors)
         return self.model(*args, **kwargs)
+
+
+def kept_tensors(objective: Objective) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name. Not the buffers of a loss that was made a function (`as_function`): a plan has no place for them."""
+    return {**dict(objective.named_buffers()), **dict(objective.named_parameters())}

@@ -8,24 +8,40 @@ from typing import Any
 
 import torch
 
+from meshwright.errors import Unsupported
 from meshwright.graph.graph import Work
 
 from .diagnose import quiet
 from .flops import lacks_formula
 from .forward import TracedForward
+from .left_tensors import RUNS, Given, refuse_left_tensors
+from .losses import Objective, kept_tensors
 from .nodes import target_name
 from .resolve import place_of
 from .torch_private import DispatchRecorder
 from .user_gradients import parameter_changes
 from .work import work_of
 
-__all__ = ["measured_work", "refuse_changes"]
+__all__ = ["measured_work", "refuse_changes", "refuse_left"]
 
 
 def refuse_changes(traced: TracedForward) -> None:
     """Raises: Unsupported where a forward pass on fakes, as far as it comes, changes a parameter."""
     with quiet(), traced.mode or contextlib.nullcontext(), _parameters_kept(traced), contextlib.suppress(Exception):
         traced.objective(*traced.inputs)
+
+
+def refuse_left(traced: TracedForward) -> None:
+    """Raises: Unsupported where a run on real tensors depends on what one on other samples left."""
+    objective = traced.objective
+    assert isinstance(objective, Objective)
+    kept = kept_tensors(objective)
+    others = [Given([x[i % len(x) :][:1].expand_as(x).clone() for x in traced.inputs], kept) for i in range(RUNS - 1)]
+    given = [*others, Given(traced.inputs, kept)]
+    with quiet():
+        found = refuse_left_tensors(objective.model, objective.code, lambda one: objective(*one.inputs), given, by_values=True)
+    if isinstance(found, Unsupported):
+        raise found
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import operator
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ def read_placed(path: str) -> tuple[Tables, list[Shard], list[str]]:
         if document.kind != "tables":
             raise FormatError(f"is a plan of kind {document.kind!r}", where=path, hint="make one with `meshwright tables plan`")
         job = msgspec.json.decode(document.job, type=_Job)
-    except (msgspec.DecodeError, UnicodeDecodeError, UsageError, OSError, EOFError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError, zlib.error, UsageError, OSError, EOFError) as error:
         raise FormatError(f"is no table plan: {error}", where=path, hint="make it with `meshwright tables plan --out`") from None
     return job.tables, job.shards, document.placement
 

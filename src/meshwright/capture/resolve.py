@@ -29,10 +29,11 @@ import torch
 from torch import nn
 
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
+from meshwright.graph.model_names import HfName, hf_name, hub_hint
 
 from .calling import Calling, flat_inputs
 from .drawn import DrawnWeights, made_lazily
-from .hf import HfName, build_hf, hf_name
+from .hf import build_hf
 from .live import stands_for
 from .placed_tables import place_tables, read_placed, split_name
 from .weight_files import WeightFiles, has_weights
@@ -299,6 +300,8 @@ def _name_hint(name: str, what: str) -> str:
     """For a bare FILE.py: its public functions, read from the source without running it."""
     if what != "model":
         return f"{what}es are cross-entropy, mse, output, or module:function" if what == "loss" else NAME_HINT
+    if hint := hub_hint(name):
+        return hint
     path = Path(name)
     if path.suffix == ".py" and path.is_file():
         with contextlib.suppress(SyntaxError, UnicodeDecodeError, OSError):

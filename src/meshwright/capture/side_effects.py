@@ -16,7 +16,7 @@ import io
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,15 +28,18 @@ from torch import nn
 
 from meshwright.errors import Unsupported
 
-from .resolve import shown, unwrapped
+from .resolve import place_of, shown, unwrapped
 
-__all__ = ["Seen", "calls_watched", "changed", "contents_watched", "plain_values", "refuse_changing"]
+__all__ = [
+    "INSTALLED", "LIBRARIES", "OF_ALL_MODULES", "Seen", "calls_watched", "changed", "contents_watched", "file_of", "globals_of", "is_owners",
+    "is_plain", "line_that_changes", "line_that_sets", "plain_values", "refuse_changing",
+]  # fmt: skip
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # whose calls are not the owner's
 STANDARD = str(Path(os.__file__).parent)
 INSTALLED = ("site-packages", "dist-packages")
 Place = tuple[str, str]  # (file, name) of a global; (path, name) of a module's attribute
-_OF_ALL_MODULES = frozenset(nn.Module().__dict__)
+OF_ALL_MODULES = frozenset(nn.Module().__dict__)
 _CHANGING = frozenset(("add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "remove", "setdefault", "update"))
 
 
@@ -50,54 +53,61 @@ class Seen:
     def changing(self, again: Callable[[], Seen]) -> dict[str, str]:
         """Attributes that a second trace, which begins with what this one left, changes once more: name -> line."""
         before = [(m, name, m.__dict__.get(name)) for (_, name), (m, _, _) in self.assigned.items()]
-        for (_, name), (module, value, _) in self.assigned.items():
-            module.__dict__[name] = value
-        second = again()
-        for module, name, value in before:
-            module.__dict__[name] = value
+        try:
+            for (_, name), (module, value, _) in self.assigned.items():
+                module.__dict__[name] = value
+            second = again()
+        finally:
+            for module, name, value in before:
+                module.__dict__[name] = value
         return {f"{path}.{name}" if path else name: self.assigned[path, name][2] for path, name in self.assigned.keys() & second.assigned.keys()}
 
 
-def _is_owners(file: str) -> bool:
+def is_owners(file: str) -> bool:
     """Whether code of that file was written by whoever brings the model."""
     return not file.startswith((*LIBRARIES, STANDARD, "<")) and not any(part in file for part in INSTALLED)
 
 
-def _plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str))
+
+
+def globals_of(model: nn.Module, loss: Any = None) -> dict[str, dict[str, Any]]:
+    """By file, the globals of the files that the owner's modules and his loss are written in."""
+    found: dict[str, dict[str, Any]] = {}
+    for names in (*(getattr(type(m).forward, "__globals__", {}) for m in model.modules()), getattr(unwrapped(loss), "__globals__", {})):
+        file = str(names.get("__file__", ""))
+        if file and is_owners(file):
+            found[file] = names
+    return found
 
 
 def plain_values(model: nn.Module, loss: Any = None) -> dict[Place, Any]:
     """Numbers and texts among the globals of the files that the owner's modules and his loss are written in, and in containers among these; those
     that the loss function keeps in variables around it, or in itself."""
     found: dict[Place, Any] = {}
-    files: dict[str, dict[str, Any]] = {}
     function = unwrapped(loss)
-    for names in (*(getattr(type(m).forward, "__globals__", {}) for m in model.modules()), getattr(function, "__globals__", {})):
-        file = str(names.get("__file__", ""))
-        if file and _is_owners(file):
-            files[file] = names
-    for file, names in files.items():
+    for file, names in globals_of(model, loss).items():
         found |= _plain_among(file, names)
     if file := _is_owners_function(function):
         found |= _plain_among(file, inspect.getclosurevars(function).nonlocals)
         if loss is not function and not isinstance(loss, nn.Module):  # modules among the model's are watched as they are given attributes
             inner = inspect.unwrap(loss)
             held = getattr(getattr(inner, "__self__", inner), "__dict__", {})
-            found |= _plain_among(file, {k: v for k, v in held.items() if k not in _OF_ALL_MODULES})
+            found |= _plain_among(file, {k: v for k, v in held.items() if k not in OF_ALL_MODULES})
     return found
 
 
 def _is_owners_function(function: Any) -> str:
     """The file of a function of the owner's, else ""."""
     file = str(function.__code__.co_filename) if hasattr(function, "__code__") else ""
-    return file if file and _is_owners(file) else ""
+    return file if file and is_owners(file) else ""
 
 
 def _plain_among(file: str, names: Mapping[str, Any]) -> dict[Place, Any]:
     found: dict[Place, Any] = {}
     for name, value in list(names.items()):
-        if _plain(value) and not name.startswith("__"):
+        if is_plain(value) and not name.startswith("__"):
             found[file, name] = value
         else:
             found |= _plain_within(file, name, value)
@@ -111,15 +121,15 @@ def contents_watched(model: nn.Module, seen: Seen) -> Iterator[None]:
     yield
     for (path, name), (module, value, held) in _contents(model).items():
         if (path, name) in before and before[path, name][2] != held:
-            seen.assigned[path, name] = module, value, _line(module, _file(type(module)), f"{name}[]")[0]
+            seen.assigned[path, name] = module, value, _line(module, file_of(type(module)), f"{name}[]")[0]
 
 
 def _contents(model: nn.Module) -> dict[Place, tuple[nn.Module, Any, dict[Place, Any]]]:
     """(module, copy, what of it is plain) of each container of an owner's module."""
     return {
         (path, name): (module, copy(value), held)
-        for path, module in model.named_modules() if _is_owners(_file(type(module)) or "<")
-        for name, value in list(module.__dict__.items()) if name not in _OF_ALL_MODULES and (held := _plain_within("", name, value))
+        for path, module in model.named_modules() if is_owners(file_of(type(module)) or "<")
+        for name, value in list(module.__dict__.items()) if name not in OF_ALL_MODULES and (held := _plain_within("", name, value))
     }  # fmt: skip
 
 
@@ -128,7 +138,7 @@ def _plain_within(file: str, name: str, value: Any) -> dict[Place, Any]:
     if type(value) not in (dict, list, set, deque):
         return {}
     entries = value.items() if type(value) is dict else enumerate(value) if type(value) is not set else ()
-    return {(file, f"{name}[]"): len(value)} | {(file, f"{name}[{k!r}]"): v for k, v in list(entries) if _plain(v)}
+    return {(file, f"{name}[]"): len(value)} | {(file, f"{name}[{k!r}]"): v for k, v in list(entries) if is_plain(v)}
 
 
 def changed(before: dict[Place, Any], after: dict[Place, Any]) -> set[Place]:
@@ -159,7 +169,7 @@ def _line(model: nn.Module, file: str, name: str, loss: Any = None) -> tuple[str
     """`file:line` that sets a global, or changes what it or an attribute holds, and whether that is the loss's code; of the first forward of the file
     where none is found."""
     bare = name.partition("[")[0]
-    kinds = [type(m) for m in model.modules() if _file(type(m)) == file]
+    kinds = [type(m) for m in model.modules() if file_of(type(m)) == file]
     function = unwrapped(loss)
     codes = [(getattr(f, "__code__", None), False) for kind in kinds for f in (kind.forward, *vars(kind).values())]
     codes += [(function.__code__, True)] if _is_owners_function(function) == file else []
@@ -168,20 +178,33 @@ def _line(model: nn.Module, file: str, name: str, loss: Any = None) -> tuple[str
         if code is None:
             continue
         first = first or f"{shown(code.co_filename)}:{code.co_firstlineno}"
-        if line := _sets(code, bare, inside=name != bare):
+        if line := line_that_sets(code, bare, inside=name != bare):
             return f"{shown(code.co_filename)}:{line}", by_loss
     return first or file, not kinds
 
 
-def _file(kind: type[nn.Module]) -> str:
+def line_that_changes(model: nn.Module, names: Sequence[str], loss: Any = None) -> str:
+    """`file:line` at which the owner's code changes one of these, or what it holds; of the model's forward where none is found."""
+    functions = [f for kind in {type(m): 0 for m in model.modules()} for f in (kind.forward, *vars(kind).values())]
+    codes = [f.__code__ for f in (*functions, unwrapped(loss)) if hasattr(f, "__code__") and f.__name__ != "__init__"]
+    for code, name in ((c, n) for c in codes for n in names):
+        if line := line_that_sets(code, name, inside=True):
+            return f"{shown(code.co_filename)}:{line}"
+    return place_of(type(model).forward)
+
+
+def file_of(kind: type[nn.Module]) -> str:
     return str(getattr(kind.forward, "__globals__", {}).get("__file__", ""))
 
 
-def _sets(code: CodeType, name: str, *, inside: bool) -> int:
-    """The line at which code sets a name, or an entry of what it names, or calls a method of that; 0 where it does not."""
+def line_that_sets(code: CodeType, name: str, *, inside: bool, after: int = 0) -> int:
+    """The line at which code sets a name, or an entry of what it names, or calls a method of that; 0 where it does not. `after`: at this line at the
+    earliest."""
     line, named, before = code.co_firstlineno, False, None
     for step in dis.get_instructions(code):
-        line = step.starts_line or line
+        line = (step.positions.lineno if step.positions is not None else None) or line
+        if line < after:
+            continue
         if step.argval == name:
             if step.opname in ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"):
                 return line
@@ -199,7 +222,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
         if "importlib" in file:
             return None
         if not file.startswith(STANDARD) or any(part in file for part in INSTALLED):
-            return frame if _is_owners(file) else None
+            return frame if is_owners(file) else None
         frame = frame.f_back
     return None
 
@@ -225,7 +248,7 @@ def calls_watched(
     plainly = nn.Module.__setattr__
 
     def setting(self: nn.Module, name: str, value: Any) -> None:
-        if _plain(value) and name in self.__dict__ and self.__dict__[name] != value and (frame := _caller(sys._getframe(1))) is not None:
+        if is_plain(value) and name in self.__dict__ and self.__dict__[name] != value and (frame := _caller(sys._getframe(1))) is not None:
             sets(self, name, value, f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}")
         plainly(self, name, value)
 

@@ -17,8 +17,8 @@ from torch import nn
 __all__ = [
     "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "below_autocast", "calls_untraced", "checkpoints_run_plainly", "constant_spec",
     "custom_partitioner", "dispatch_mode", "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block",
-    "global_backward_hooks", "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "noting_places", "partition_saving",
-    "register_constants", "replaced_autocast", "run_backward", "sac_tools", "storage_key", "torch_partition", "traced_below",
+    "global_backward_hooks", "held_weakly", "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "noting_places",
+    "partition_saving", "register_constants", "replaced_autocast", "run_backward", "sac_tools", "storage_key", "torch_partition", "traced_below",
     "uncompiled_graphs", "without_hooks_where_refused",
 ]  # fmt: skip
 
@@ -369,17 +369,17 @@ def global_backward_hooks() -> list[Any]:
 
 def flat_tree(tree: Any) -> tuple[list[Any], Any]:
     """Leaves of nested containers (those that torch knows, packages' own among them), and what puts such leaves together again (`unflatten`)."""
-    from torch.utils._pytree import tree_flatten
+    from torch.utils._pytree import tree_flatten, tree_unflatten
 
     leaves, spec = tree_flatten(tree)
+    return leaves, SimpleNamespace(unflatten=lambda values: tree_unflatten(values, spec))
 
-    return leaves, SimpleNamespace(unflatten=lambda values: _unflatten(values, spec))
 
+def held_weakly() -> Any:
+    """A dictionary by identity of tensors."""
+    from torch.utils.weak import WeakTensorKeyDictionary
 
-def _unflatten(values: Sequence[Any], spec: Any) -> Any:
-    from torch.utils._pytree import tree_unflatten
-
-    return tree_unflatten(values, spec)
+    return WeakTensorKeyDictionary()
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from .program.values import check_collective
 from .program.wellformed import check_wellformed, witness
 from .training.fold_tree import check_folds
 from .training.layout import check_layout
+from .training.precision import check_precision
 from .training.recompute import check_recompute, operands_of
 from .training.segment_step import check_segment_steps
 from .training.shapes import check_same_state
@@ -223,7 +224,9 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     findings += guarded("plan", lambda: _cycle(plan))
     if plan.layout is not None:
         layout = plan.layout
-        findings += guarded("plan", lambda: check_layout(layout, plan.main.ranks if plan.cycle and plan.cycle[0].program in plan.programs else None))
+        main = plan.main if plan.cycle and plan.cycle[0].program in plan.programs else None
+        findings += guarded("plan", lambda: check_layout(layout, main.ranks if main is not None else None))
+        findings += guarded("plan", lambda: check_precision(main, layout) if main is not None and not findings else [])
     if findings:
         return Verdict(findings=tuple(findings), facts=facts)
     called = {name for p in plan.programs.values() for name in p.calls.names}

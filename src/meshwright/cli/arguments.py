@@ -55,12 +55,16 @@ def model_arguments(parser: argparse.ArgumentParser, *short: str, required: bool
 
 
 def model_given(args: argparse.Namespace) -> str | None:
-    """The model's name as a job carries it, with --seq-len and --dtype in it. Raises: UsageError where they do not fit."""
-    if args.model is None or (args.seq_len is None and not args.dtype and ":" in args.model):
-        return args.model
-    from ..capture.hf import with_dtype, with_length
+    """The model's name as a job carries it, with --seq-len and --dtype in it. What can be refused without torch, whose import takes seconds, is.
 
-    return with_dtype(with_length(args.model, args.seq_len), args.dtype)
+    Raises: UsageError where they do not fit; UnknownName for a configuration that is not there; MissingExtra without what it needs.
+    """
+    from ..graph.model_names import hf_name, require_transformers, with_dtype, with_length
+
+    name = with_dtype(with_length(args.model, args.seq_len), args.dtype)
+    if name is not None and hf_name(name) is not None:
+        require_transformers()
+    return name
 
 
 def named_options(texts: list[str], *, where: str) -> dict[str, str]:

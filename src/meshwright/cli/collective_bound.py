@@ -129,6 +129,16 @@ def size_bytes(text: str, where: str = "--size") -> int:
         raise UsageError(str(error), where=where, hint=f"e.g. {where} 64MiB") from None
 
 
+def message_bytes(text: str, least: int) -> int:
+    """As `size_bytes`, of a message that has something in it. Raises UsageError."""
+    from ..errors import UsageError
+
+    found = size_bytes(text)
+    if found < least:
+        raise UsageError(f"a message of {found} bytes holds no element", where="--size", hint=f"{least} bytes or more, e.g. --size 1MiB")
+    return found
+
+
 def rate_Bps(text: str, where: str = "--rate") -> int:
     """Bytes/s of `100Gbit/s`. Raises UsageError."""
     from ..errors import UsageError

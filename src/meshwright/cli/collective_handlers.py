@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from .arguments import at_least_one
-from .collective_bound import rate_Bps, size_bytes
+from .collective_bound import message_bytes, rate_Bps, size_bytes
 from .frame import Result
 
 __all__ = ["HELP", "arguments", "run"]
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..errors import Infeasible
     from ..simulate.handlers import DESIGNS, HandlerSwitch
 
-    packet_bytes, message_bytes, rate = size_bytes(args.packet, "--packet"), size_bytes(args.size), rate_Bps(args.rate)
+    packet_bytes, whole_bytes, rate = size_bytes(args.packet, "--packet"), message_bytes(args.size, args.element_bytes), rate_Bps(args.rate)
     most_bytes = size_bytes(args.memory, "--memory") if args.memory else None
     gap = Fraction(packet_bytes * args.clock_hz, rate * args.children)
     switch = HandlerSwitch(
@@ -50,14 +50,14 @@ def run(args: argparse.Namespace) -> Result:
         gap_cycles=gap, buffers=args.buffers,
     )  # fmt: skip
     designs = ("tree",) if args.reproducible else DESIGNS
-    rows = [_row(switch, design, staggered, message_bytes, args.clock_hz) for design in designs for staggered in (False, True)]
+    rows = [_row(switch, design, staggered, whole_bytes, args.clock_hz) for design in designs for staggered in (False, True)]
     fit = [row for row in rows if most_bytes is None or row["memory_bytes"] <= most_bytes]
     if not fit:
         least = min(row["memory_bytes"] for row in rows)
         raise Infeasible(f"no design fits {most_bytes} bytes", where="--memory", hint=f"{least} bytes do", data={"least_bytes": least})
     best = min(fit, key=lambda row: (row["time_s"], row["memory_bytes"]))
-    document = {"schema": "meshwright.handlers", "version": 1, "children": args.children, "size_bytes": message_bytes, "gap_cycles": str(gap),
-                "add_cycles": switch.add_cycles, "line_time_s": message_bytes / rate, "chosen": best, "rows": rows}  # fmt: skip
+    document = {"schema": "meshwright.handlers", "version": 1, "children": args.children, "size_bytes": whole_bytes, "gap_cycles": str(gap),
+                "add_cycles": switch.add_cycles, "line_time_s": whole_bytes / rate, "chosen": best, "rows": rows}  # fmt: skip
     head = f"{'design':<20} {'time':>12} {'of line rate':>12} {'cycles/packet':>14} {'memory':>12} {'queued':>7}"
     lines = [f"{args.children} children at {args.rate}, {args.clusters} x {args.cores} cores, {switch.add_cycles} cycles per addition", head]
     for row in rows:

@@ -37,13 +37,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.collective import default_candidates, strategy
+    from ..decide.collective import default_candidates
     from ..drive.collective.job import plan_collective
     from ..drive.plans import write_plan
     from ..errors import UsageError
     from ..kernels.effort import cut_of
     from ..report.collective_text import plan_document, plan_line
 
+    named = None if args.strategy == "auto" else _strategy(args.strategy, args.op)
     numbers = {"numbers": _numbers(args.numbers)} if args.numbers else {}
     problem = problem_of(args, seed=args.seed, reproducible=args.reproducible, **numbers, **limits(args))
     if args.trees is not None and args.strategy not in ("auto", "forestcoll"):
@@ -52,10 +53,10 @@ def run(args: argparse.Namespace) -> Result:
         require_directory(args.out)
     check_pictures(args)
     listed: Sequence[CollectiveStrategy]
-    if args.strategy == "auto":
+    if named is None:
         listed = default_candidates(problem, in_network=args.in_network)
     else:
-        listed = [strategy(args.strategy, where="--strategy")()]
+        listed = [named()]
     candidates = [_with_options(x, slices=args.pieces, pieces=args.pieces, trees=args.trees) for x in listed]
     if args.sketch is not None:
         candidates = [_with_options(x, sketch=_sketch(args.sketch, args.strategy)) for x in candidates]
@@ -71,6 +72,18 @@ def run(args: argparse.Namespace) -> Result:
         document["plan"] = str(args.out)
         text += f"\nwritten: {args.out}"
     return with_pictures(Result(document, text, cut=cut_of(plan.decisions)), args, plan)
+
+
+def _strategy(name: str, op: str) -> type[CollectiveStrategy]:
+    """The strategy of that name, before a fabric is read. Raises: UnknownName, StrategyNotLoaded, Unsupported (it does not do the operation)."""
+    from ..decide.collective import OPERATIONS, STRATEGIES, strategy
+    from ..errors import Unsupported
+
+    kind = strategy(name, where="--strategy")
+    if op in OPERATIONS and op not in kind.operations:
+        able = ", ".join(other.name for other in STRATEGIES if op in other.operations)
+        raise Unsupported(f"{name} does not do {op}; it does {', '.join(kind.operations)}", hint=f"{op} is done by {able}; or use --strategy auto")
+    return kind
 
 
 def _numbers(text: str) -> tuple[int, ...]:

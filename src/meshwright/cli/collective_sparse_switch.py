@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from math import prod
 
 from .arguments import at_least_one
-from .collective_bound import rate_Bps, size_bytes
+from .collective_bound import message_bytes, rate_Bps, size_bytes
 from .frame import Result
 
 __all__ = ["HELP", "arguments", "run"]
@@ -42,8 +43,8 @@ def run(args: argparse.Namespace) -> Result:
     tree = args.tree.split(",")
     if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 1 << 16 for part in tree):
         raise UsageError(f"no tree: {args.tree[:64]!r}", where="--tree", hint="children of a switch from the top down, such as 4,8")
-    children, elements = [int(part) for part in tree], max(1, size_bytes(args.size) // 4)
-    hosts, packet_bytes, rate = int(np.prod(children)), size_bytes(args.packet, "--packet"), rate_Bps(args.rate)
+    children, elements = [int(part) for part in tree], message_bytes(args.size, 4) // 4
+    hosts, packet_bytes, rate = prod(children), size_bytes(args.packet, "--packet"), rate_Bps(args.rate)
     for name in ("density", "overlap"):
         if not 0 <= getattr(args, name) <= 1:
             raise UsageError(f"must be from 0 to 1, got {getattr(args, name):g}", where=f"--{name}", hint=f"e.g. --{name} 0.01, for 1 %")

@@ -17,7 +17,7 @@ HELP = "epochs of a loader: seconds, items and bytes from storage; with --keep o
 def arguments(parser: argparse.ArgumentParser) -> None:
     loader_arguments(parser)
     parser.add_argument("--epochs", type=at_least_one, default=3, help="how many (default 3)")
-    parser.add_argument("--keep", nargs="?", const="", metavar="SIZE", help="keep so many bytes of files (default: the memory limit less a quarter)")
+    parser.add_argument("--keep", nargs="?", const="", metavar="SIZE", help="keep so many bytes of files (default: what processes leave free)")
     parser.add_argument("--plan", type=Path, help="feed it as a plan of `data plan` says: budget, medium and workers")
     parser.add_argument("--device-time", type=seconds, default=0.0, metavar="SECONDS", help="a device that takes so long for a batch (played)")
     parser.add_argument("--seed", type=whole_number, default=0, help="seed of the choice of files to keep (default 0)")

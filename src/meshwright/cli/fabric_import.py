@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..io.atomic import write_text
     from ..io.fabric.document import fabric_document
     from ..io.fabric.imported import FORMATS, format_of, read_source
+    from ..io.fabric.nodes import LEFT_OUT
 
     if args.format not in ("auto", *FORMATS):
         raise UsageError(f"no format {args.format!r}", where="--format", hint=f"auto, {', '.join(FORMATS)}")
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> Result:
         return Result(document, text if form != "json" else json.dumps(document, ensure_ascii=False))
     write_text(args.out, text)
     said = f"{args.out}: {len(fabric.devices)} devices, {len(fabric.switches)} switches, {len(fabric.links)} links"
+    said += "".join(f"\n{note.what}: {note.source}" for note in fabric.provenance if LEFT_OUT in note.source)
     if form in ("toml", "json"):
         said += "".join(f"\nassumed: {x}" for x in _left_out(args, sources)) + f"\ncheck it: meshwright fabric lint {args.out}"
     return Result(document, said)

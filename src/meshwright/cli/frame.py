@@ -20,8 +20,9 @@ from .. import __version__
 from ..errors import Interrupted, MeshwrightError, MissingExtra, TimeLimit, Unsupported, UsageError
 from ..kernels.kept import fallback_in_use
 from .arguments import whole_number
-from .columns import hung
+from .columns import folded, hung
 from .commands import COMMANDS, NOUNS
+from .other_names import ours
 from .progress import Interrupts, shown
 
 if TYPE_CHECKING:
@@ -158,14 +159,10 @@ def _run(words: list[str]) -> int:
             result: Result = module.run(args)
         except TimeLimit as error:
             if interrupts.asked:
-                raise _nothing_yet(error) from error
+                raise interrupts.nothing_yet(error) from error
             raise
         _say_where_kernels_are_kept()
     return _print(result._replace(exit_code=Interrupted.exit_code) if interrupts.asked else result, args.json, as_csv=args.output == "csv")
-
-
-def _nothing_yet(error: TimeLimit) -> Interrupted:
-    return Interrupted(f"interrupted before there was anything to give: {error.message}", where=error.where, data=error.data)
 
 
 @contextmanager
@@ -275,7 +272,7 @@ def _refuse(parser: _Parser, word: str) -> NoReturn:
     known = [option for action in parser._actions for option in action.option_strings if option not in _OPTIONS]
     kind = "option" if word.startswith("-") else "argument"
     name = word.partition("=")[0]
-    hint = suggest(name, known) if kind == "option" else ""
+    hint = suggest(ours(name, known), known) if kind == "option" else ""
     raise UsageError(f"{parser.prog}: unknown {kind} {name!r}", hint=hint or f"see `{parser.prog} --help`")
 
 
@@ -304,7 +301,7 @@ def _print(result: Result, as_json: bool, *, as_csv: bool = False) -> int:
             raise AssertionError("a command's document must carry schema and version")
         text = json.dumps(result.document, indent=2, allow_nan=False, ensure_ascii=False)
     else:
-        text = result.text
+        text = folded(result.text) if sys.stdout.isatty() else result.text
     return _write(text, result.exit_code)
 
 

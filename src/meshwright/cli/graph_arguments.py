@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 OWN_COPIES = 40  # times that our own partitioner holds a graph's columns (a drawn graph of 300,000 edges: 37.6)
 MAX_LAYERS = 1024  # of a graph network: each is two exchanges of a plan
-GRAPH = "rmat:NODES,EDGES, digits:K, knn:K,POINTS.csv, or a file: .npz of compressed rows, OGB's folder, node-link .json, lines of edges"
+GRAPH = (
+    "rmat:NODES,EDGES, digits:K, knn:K,POINTS.csv, or a file: .npz of compressed rows, OGB's folder, node-link .json, METIS' .graph, DIMACS, "
+    "Matrix Market, lines of edges"
+)
 
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:

@@ -121,6 +121,7 @@ def text_of(found: Comparison) -> str:
             f"{j.span_bubble * 100:>5.1f} %{max(j.in_flight):>6}{show_size(max(j.memory_bytes)):>11}{_kept(row)}{over}"
         )
         lines += [f"    {note}" for note in j.schedule.notes]
-    if not found.fitting:
+    judged = any(row.judged is not None or row.estimate is not None for row in found.rows)
+    if not found.fitting and (judged or found.cut is None):
         lines.append("nothing fits in memory: raise the cap, use smaller micro-batches or more stages")
     return "\n".join(lines)

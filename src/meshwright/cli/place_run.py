@@ -21,12 +21,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--runs", type=at_least_one, default=1, metavar="N", help="runs one after the other; the one of median time is told (default 1)")
     add("--no-replan", action="store_true", help="end where a device is lost; without it the rest is planned again and run")
     add("--timeout", type=float, default=300.0, metavar="S", help="end all devices after this many seconds (default 300)")
+    add("--tasks-out", type=Path, metavar="FILE", help="also write the tasks with the work that each took here, to plan again")
     add("--trace", type=Path, metavar="FILE", help="also write both timelines as a trace (.pftrace or .json.gz)")
 
 
 def run(args: argparse.Namespace) -> Result:
     from ..drive.plans import read_plan
     from ..errors import MissingExtra
+    from ..io.model.tasks import write_tasks
     from ..io.quantity import show_time
     from ..io.trace.write import require_ending, write_trace
 
@@ -34,8 +36,10 @@ def run(args: argparse.Namespace) -> Result:
         import torch  # noqa: F401
     except ImportError:
         raise MissingExtra("torch", extra="torch", needed_for="running a placement") from None
-    from ..run.place.run import run_placement
+    from ..run.place.run import measured_work, run_placement
 
+    if args.tasks_out is not None:
+        require_directory(args.tasks_out)
     if args.trace is not None:
         require_directory(args.trace)
         require_ending(str(args.trace))
@@ -53,7 +57,7 @@ def run(args: argparse.Namespace) -> Result:
             device, step = r.plan.placement[int(m.rank[n])], int(m.step[n])
             rows.append({
                 "round": number, "task": m.name[n], "device": device, "simulated_s": list(begun[step]),
-                "measured_s": [float(m.start_s[n]), float(m.end_s[n])],
+                "measured_s": [float(m.start_s[n]), float(m.end_s[n])], "took_s": r.took_s[m.name[n]],
             })  # fmt: skip
             spans = [f"{show_time(a)} to {show_time(b)}" for a, b in (rows[-1]["simulated_s"], rows[-1]["measured_s"])]
             lines.append(f"{m.name[n]:<24}{device:<16}{spans[0]:>24}{spans[1]:>24}")
@@ -68,6 +72,10 @@ def run(args: argparse.Namespace) -> Result:
         "planned_s": plan.prediction.time_s if plan.prediction else None, "lost": [r.lost for r in found.rounds if r.lost], "tasks": rows,
         "runs_s": list(found.rounds[0].runs_s),
     }  # fmt: skip
+    if args.tasks_out is not None:
+        write_tasks(args.tasks_out, measured_work(found))
+        document["tasks_out"] = str(args.tasks_out)
+        lines.append(f"written: {args.tasks_out}")
     if args.trace is not None:
         write_trace(args.trace, last.plan.main, [last.simulated, last.measured], title=f"{args.plan}: simulated and measured")
         document["trace"] = str(args.trace)

@@ -17,9 +17,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TextIO
 
-from ..kernels.interrupts import interrupt
+from ..errors import Interrupted, TimeLimit
+from ..kernels.interrupts import TIME_IS_UP, interrupt, raise_flags
 from ..kernels.stages import now, stage
 
 __all__ = ["Interrupts", "progress_line", "shown"]
@@ -31,15 +33,30 @@ DUMB_COLUMNS = 80
 STOPPING = "stopping: what follows is made of the best so far; Ctrl-C again ends at once\n"
 
 
-def progress_line(seconds: float, columns: int) -> str:
-    """The line as it is now, cut to so many columns: the stage is cut, the best so far and the time are not."""
+def progress_line(seconds: float, columns: int, beside: str = "") -> str:
+    """The line as it is now, cut to so many columns: the stage is cut, the best so far and the time are not. `beside`: what no stage says."""
     stages, best = now()
+    stages = f"{stages}: {beside}" if beside else stages
     minutes, rest = divmod(int(seconds), 60)
     end = f"{f'; best so far {best}' if best else ''} ({f'{minutes} min ' if minutes else ''}{rest} s)"
     room = columns - len(end)
     if room < 8:
         return f"{stages}{end}"[:columns]
     return (stages if len(stages) <= room else stages[: room - 3] + "...") + end
+
+
+def _beside(frame: FrameType | None) -> str:
+    """What takes seconds in a new environment and is no stage: packages that are loaded, and kernels that are compiled when they are first used."""
+    loaded = ""
+    while frame is not None:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if function == "_find_and_load" and file.startswith("<frozen importlib"):  # the outermost that is not ours
+            package = str(frame.f_locals.get("name", "")).partition(".")[0]
+            loaded = package if package != __package__.partition(".")[0] or not loaded else loaded
+        elif function == "compile" and file.endswith("numba/core/dispatcher.py"):
+            return "compiling kernels (kept for the next time)"
+        frame = frame.f_back
+    return f"loading {loaded}" if loaded else ""
 
 
 class _Shown:
@@ -70,7 +87,7 @@ class _Shown:
         if seconds < self.next_s:
             return
         columns = shutil.get_terminal_size((DUMB_COLUMNS, 24)).columns - 1 if self.terminal else 2 * DUMB_COLUMNS
-        line = progress_line(seconds, columns)
+        line = progress_line(seconds, columns, _beside(sys._current_frames().get(threading.main_thread().ident or 0)))
         with self.lock:
             if self.over.is_set():
                 return
@@ -125,6 +142,11 @@ class Interrupts:
         self.asked = True
         sys.stderr.write(STOPPING)
 
+    def nothing_yet(self, error: TimeLimit) -> Interrupted:
+        """Of a search that was ended with nothing to give."""
+        said = f"interrupted before there was anything to give: {error.message}".removesuffix(f": {TIME_IS_UP}")
+        return Interrupted(said, where=error.where, data=error.data)
+
     @contextmanager
     def caught(self) -> Iterator[None]:
         """Only where Python would raise KeyboardInterrupt: not in other threads, nor where somebody else has said what happens."""
@@ -133,6 +155,31 @@ class Interrupts:
             return
         signal.signal(signal.SIGINT, self)
         try:
-            yield
+            with _compiled_loops_told():
+                yield
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _compiled_loops_told() -> Iterator[None]:
+    """Python handles a signal when what is compiled returns, which may be in ten seconds. So a thread reads its number from a pipe, and tells those
+    loops to return."""
+    arrived, noticed = os.pipe()
+    os.set_blocking(noticed, False)
+
+    def watch() -> None:
+        while numbers := os.read(arrived, 64):
+            if signal.SIGINT in numbers:
+                raise_flags()
+
+    thread = threading.Thread(target=watch, name="interrupts", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(noticed, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(noticed)  # the thread reads the end
+        thread.join()
+        os.close(arrived)

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from ..job import Recipe, Training
+    from ..plan.precision import Precision
 
-__all__ = ["recipe_arguments", "recipe_of", "require_made"]
+__all__ = ["precision_of", "recipe_arguments", "recipe_of", "require_made"]
 
 
 def recipe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +34,9 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--clip-norm", type=float, default=0.0, metavar="NORM", help="scale gradients so that the norm of all is at most this")
     group.add_argument("--clip-value", type=float, default=0.0, metavar="VALUE", help="clip every element of the gradients to this")
     group.add_argument(
-        "--precision", choices=("fp32", "bf16-autocast", "fp16-autocast"), default="fp32",
-        help="fp32 (default), or forward and loss under torch.autocast; float16 with dynamic loss scaling",
+        "--precision", choices=("fp32", "mixed", "bf16-autocast", "fp16-autocast"), default="fp32",
+        help="fp32 (default); mixed: weights and messages in bfloat16, the optimizer on float32 masters, as `layout search` has it; or forward and "
+        "loss under torch.autocast, float16 with dynamic loss scaling",
     )  # fmt: skip
     group.add_argument(
         "--batch-statistics", choices=("global",), default="",
@@ -53,17 +55,27 @@ def recipe_of(args: argparse.Namespace) -> Recipe | UnsetType:
 
     from ..job import Recipe
 
-    if args.precision != "fp32" and (args.model is None or args.cost == "measured"):
+    autocast = args.precision.endswith("-autocast")
+    if (autocast and args.model is None) or (args.precision != "fp32" and args.cost == "measured"):
         from ..errors import UsageError
 
-        why = "a captured graph has the precision in which it was captured" if args.model is None else "operators are measured in float32"
+        why = "operators are measured in float32" if args.cost == "measured" else "a captured graph has the precision in which it was captured"
         raise UsageError(why, where="--precision", hint="give --model, and another --cost")
     patterns = tuple(p.strip() for p in args.no_decay.split(",") if p.strip())
     made = Recipe(
-        no_decay=patterns, schedule=args.schedule, ema=args.ema, clip_norm=args.clip_norm, clip_value=args.clip_value, precision=args.precision,
+        no_decay=patterns, schedule=args.schedule, ema=args.ema, clip_norm=args.clip_norm, clip_value=args.clip_value,
+        precision=args.precision if autocast else "fp32",
         batch_statistics=args.batch_statistics, reproducible=args.reproducible,
     )
     return UNSET if made == Recipe() else made
+
+
+def precision_of(args: argparse.Namespace) -> Precision | None:
+    """Of the layout, where `--precision mixed` asks for one; None: that of the captured graph."""
+    from ..plan.narrowed import with_optimizer
+    from ..plan.precision import MIXED
+
+    return with_optimizer(MIXED, args.optimizer.partition(":")[0]) if args.precision == "mixed" else None
 
 
 def require_made(job: Training) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .arguments import TIME_LIMIT, at_least_one, graph_given, require_directory, routing_of, training_arguments
 from .frame import Result, keep_memory
 from .pictures import check_pictures, picture_arguments, with_pictures
-from .recipe_arguments import recipe_arguments, recipe_of, require_made
+from .recipe_arguments import precision_of, recipe_arguments, recipe_of, require_made
 
 if TYPE_CHECKING:
     from ..cost import Cost
@@ -92,9 +92,9 @@ def _degrees_arguments(parser: argparse.ArgumentParser) -> None:
 def _memory_arguments(parser: argparse.ArgumentParser) -> None:
     """What is kept, where, and what replicas send each other for it."""
     parser.add_argument(
-        "--recompute", choices=("auto", "none", "selective", "full", "optimal", "steps"), default="auto",
-        help="what backward computes again: auto (default; nothing where it fits, else the cheapest that does), none, selective, full, optimal, "
-        "steps (whole stages planned by their step graphs; with --memory, auto tries them too)",
+        "--recompute", choices=("auto", "none", "selective", "full", "layers", "optimal", "steps"), default="auto",
+        help="what backward computes again: auto (default; nothing where it fits, else the cheapest that does), none, selective, full, layers (whole "
+        "layers, with the messages in them), optimal, steps (whole stages planned by their step graphs; with --memory, auto tries them too)",
     )  # fmt: skip
     parser.add_argument("--memory", metavar="SIZE", help="bytes of every device, e.g. 12GiB (default: what the fabric says, never more than that)")
     parser.add_argument(
@@ -136,6 +136,9 @@ def _schedule_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     keep_memory()
+    graph = graph_given(args)  # what it refuses needs none of what is imported below
+    require_directory(args.out)
+    check_pictures(args)
     from ..drive.plans import read_fabric, write_plan
     from ..drive.training.context import SearchBudget
     from ..drive.training.memory import MemoryWanted
@@ -148,9 +151,6 @@ def run(args: argparse.Namespace) -> Result:
     from ..probe.costs.name import load_cost, load_prices
     from ..report.plan_text import plan_document, plan_text
 
-    graph = graph_given(args)
-    require_directory(args.out)
-    check_pictures(args)
     fabric = read_fabric(args.fabric, args.devices)
     if args.memory is not None:
         fabric = _limited(fabric, args.memory)
@@ -158,6 +158,7 @@ def run(args: argparse.Namespace) -> Result:
         model=args.model or (graph.model if graph else ""), global_batch=args.global_batch,
         loss=args.loss or (graph.loss if graph else "cross-entropy"),
         optimizer=args.optimizer, learning_rate=args.learning_rate, seed=args.seed, recipe=recipe_of(args),
+        dtype="bfloat16" if args.precision == "mixed" else "float32",
     )  # fmt: skip
     asked, without = _asked(args, fabric), args.without.split(",") if args.without else ()
     require_job(job, fabric, asked, without)
@@ -194,12 +195,14 @@ def _asked(args: argparse.Namespace, fabric: Fabric) -> tuple[object, ...]:
     from ..drive.training.collective_choice import CollectivesWanted
     from ..drive.training.division import DivisionWanted
     from ..drive.training.recompute import RecomputeWanted
+    from ..drive.training.wishes import PrecisionWanted
 
     if args.tables is not None and args.ep == "1" and _table_parts(args, fabric) > 1:
         args.ep = "auto"
     return (
         _layout(args), _sharding(args), _schedule(args), RecomputeWanted(args.recompute), DivisionWanted(args.unlike == "auto"),
         CollectivesWanted(args.collective), _compress(args.compress),
+        PrecisionWanted(precision_of(args)),
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def _view(program: Program, recording: RankRecording, chosen: list[int], meeting
     )  # fmt: skip
 
 
-_STAGE = {"F": Stage.FORWARD, "B": Stage.BACKWARD, "I": Stage.BACKWARD, "W": Stage.BACKWARD, "optimizer": Stage.OPTIMIZER}
+_STAGE = {"F": Stage.FORWARD, "R": Stage.BACKWARD, "B": Stage.BACKWARD, "I": Stage.BACKWARD, "W": Stage.BACKWARD, "optimizer": Stage.OPTIMIZER}
 
 
 def _step_pieces(

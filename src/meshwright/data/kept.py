@@ -27,7 +27,8 @@ from ..profile.input_plan import MIN_HELD_SHARE as MIN_RESIDENT_SHARE  # below, 
 from ..profile.input_plan import Medium
 from . import pages
 from .copies import LISTS, Copies, redirected
-from .limits import memory_budget_bytes
+from .limits import memory_budget_bytes, room_budget_bytes
+from .watch import Watch
 
 __all__ = ["FileRange", "Kept", "Residency", "by_number", "files_of", "ranges_of"]
 
@@ -72,7 +73,9 @@ class Residency:
 
 
 class Kept:
-    """`dataset`, item for item; its files are kept up to `budget_bytes` (default: the memory limit of this process's control group, less a quarter).
+    """`dataset`, item for item; its files are kept up to `budget_bytes` (default: below a memory limit of this process's groups what they
+    do not hold when it is made, less items on their way; else three quarters of the machine's memory). Workers of a loader start later and take
+    more: where they do, a warning says how much stays.
 
     files: from an index to its path, to a `FileRange`, or to several of them. Left out: the paths in the dataset's `samples`, `imgs`, `files` or
         `paths` (torchvision's folders), or its own `files_of` (`TarSamples`, `MdsSamples`).
@@ -93,18 +96,23 @@ class Kept:
         self.dataset = self.plain = dataset  # plain: with its own paths, where copies stand in for them
         self.seed, self.medium = seed, medium
         self._files = files_of(dataset) if files is None else files
-        self.budget_bytes = memory_budget_bytes(budget_bytes)
+        memory_budget_bytes(budget_bytes)  # refuses what does not fit before files are looked at
         items = len(dataset)
         if not 0 < items <= MAX_ITEMS:
             raise UsageError(f"a dataset of {items} items cannot be kept", where="dataset", hint=f"1 to {MAX_ITEMS} items")
         used: dict[str, int] = {}  # bytes of a file that items use: to the end of the last range
         shared: set[str] = set()  # files of several items
+        largest = 0
         for index in range(items):
+            item_bytes = 0
             for path, offset, length in self.ranges(index):
                 if path in used:
                     shared.add(path)
                 end = offset + length if length else pages.file_bytes(path)
                 used[path] = max(used.get(path, 0), end)
+                item_bytes += pages.rounded(end - offset)
+            largest = max(largest, item_bytes)
+        self.budget_bytes = room_budget_bytes(budget_bytes, largest)
         copied = medium == "shared-memory"
         self._until = _chosen(used, set() if copied else shared, self.budget_bytes, seed)
         self._copies = Copies(self._until, seed) if copied else None
@@ -112,6 +120,7 @@ class Kept:
             self.dataset = redirected(dataset, self._copies)
         self.total_bytes = sum(map(pages.rounded, used.values()))
         self.member_bytes = sum(map(pages.rounded, self._until.values()))
+        self._watch = None if copied else Watch(self.budget_bytes)
         self._member = np.zeros(items, bool)
         self._size = np.zeros(items, np.int64)
         for index in range(items):
@@ -151,6 +160,8 @@ class Kept:
         found = self.ranges(index)
         if self._member[index]:
             if sum(pages.file_bytes(path) for path in {x.path for x in found}) == self._size[index]:
+                if self._watch is not None:
+                    self._watch((x.path, self._until[x.path]) for x in found)
                 return
             self._member[index] = False
             for each in found:

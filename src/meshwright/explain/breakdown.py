@@ -16,6 +16,7 @@ from ..drive.plans import cost_of, fabric_of, works_of
 from ..errors import UsageError
 from ..evidence import evidence_of_timeline
 from ..fabric.fabric import Fabric
+from ..plan.forward_again import run_again
 from ..plan.plan import Plan
 from ..program.calls import InlinedProgram
 from ..program.flat import flatten, represented_by
@@ -138,17 +139,20 @@ def _holds(run: Simulated, index: int) -> tuple[int, ...]:
 
 
 def _recompute_s(run: Simulated, stage: int, rank: int) -> float:
-    """Seconds of a step in which a stage's rank runs calls again: their share of the roofline of every backward step, of its price."""
+    """Seconds of a step in which a stage's rank runs calls again: second forward passes, and of every backward step the share of its roofline, of its
+    price."""
     layout, device = run.plan.layout, run.fabric.device(run.plan.placement[rank])
     assert layout is not None
-    total = 0.0
+    total, twice = 0.0, run_again(layout)
     mine = {key: copy for k, copy in layout.hosted(stage) for key in layout.stages[k].segments}
     for s in layout.segments:
-        if s.key in mine and (s.recompute or s.step is not None):
+        passes = sum(layout.copy(m) == mine[s.key] for m in range(layout.microbatches_of(layout.coordinates(rank)[1]))) if s.key in mine else 0
+        if s.key in twice:
+            total += run.cost.price(f"{s.key}|R", s.forward, device).time_s * passes
+        if passes and (s.recompute or s.step is not None):
             whole = run.cost.roofline(s.backward + s.again, device).time_s
             extra = max(whole - run.cost.roofline(s.backward, device).time_s, 0.0)
             priced = run.cost.table.get(f"{s.key}|B")
-            passes = sum(layout.copy(m) == mine[s.key] for m in range(layout.microbatches_of(layout.coordinates(rank)[1])))
             total += (extra * priced.time_s / whole if priced is not None and whole else extra) * passes
     return total
 

@@ -30,6 +30,7 @@ from ..kernels.stages import stage
 from ..ledger.captured import captured_flops
 from ..ledger.flops import Causal
 from ..plan.context import exchange_of
+from ..plan.forward_again import run_again
 from ..plan.narrowed import in_precision
 from ..plan.plan import Plan
 from .assumptions import ERRORS, Assumption, ErrorBars, assumptions_of
@@ -229,6 +230,7 @@ def _flops(plan: Plan, run: Simulated, graph: OpGraph | None, time_s: float, mea
     peak = float(sum(run.fabric.device(d).flops.get(run.cost.dtype, run.cost.default_flops) for d in plan.placement[: layout.ranks]))
     if graph is not None:
         again = [n for s in layout.segments for names in s.computed_again() for n in names]
+        again += [n for s in layout.segments if s.key in run_again(layout) for n in s.nodes]
         counted = captured_flops(graph, again).scaled(layout.global_batch, graph.batch_size)
         counted = counted.halved() if causal == "half" else counted
         model, hardware = counted.model, counted.hardware
@@ -237,7 +239,8 @@ def _flops(plan: Plan, run: Simulated, graph: OpGraph | None, time_s: float, mea
         hardware = int(certificate.data["flops"]) if certificate is not None and certificate.kind == "roofline" else 0
         for s in layout.segments:  # what runs again, on all ranks that share a segment
             parts = sum(s.shares) / max(s.shares) if s.shares else layout.tensor if s.split else 1
-            hardware += round(s.again.flops * parts) * layout.all_microbatches
+            twice = s.forward.flops if s.key in run_again(layout) else 0
+            hardware += round((s.again.flops + twice) * parts) * layout.all_microbatches
         model = 0
     could = time_s * peak
     return PlanFlops(

@@ -8,6 +8,7 @@ and flops are quadratic, and a third capture gives them. Refused are values with
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,9 @@ from msgspec import UNSET
 from ..errors import Unsupported, UsageError
 from .graph import GraphValue, OpGraph, Scaling
 
-__all__ = ["at_batch", "rows_compared", "scaling_between"]
+__all__ = ["NOT_SCALED", "at_batch", "first_other_call", "rows_compared", "scaling_between"]
+
+NOT_SCALED = "cannot be scaled to other batch sizes: "  # begins a note of a captured graph
 
 
 def rows_compared(graph: OpGraph, other: OpGraph, limit: int = 1) -> str:
@@ -26,6 +29,12 @@ def rows_compared(graph: OpGraph, other: OpGraph, limit: int = 1) -> str:
         if len(a.shape) == len(b.shape) and sum(x != y for x, y in zip(a.shape, b.shape, strict=True)) > limit:
             return f"a value of shape {list(a.shape)} at batch {graph.batch_size} has {list(b.shape)} at {other.batch_size}: not affine in the batch"
     return ""
+
+
+def first_other_call(graph: OpGraph, other: OpGraph) -> tuple[str, str]:
+    """(operator, module) of the first call that one makes more often than the other."""
+    counts = [Counter((n.target, n.module) for n in g.nodes) for g in (graph, other)]
+    return next(((n.target, n.module) for n in graph.nodes if counts[0][n.target, n.module] != counts[1][n.target, n.module]), ("", ""))
 
 
 def scaling_between(graph: OpGraph, other: OpGraph, third: OpGraph | None = None) -> Scaling | str:
@@ -39,7 +48,9 @@ def scaling_between(graph: OpGraph, other: OpGraph, third: OpGraph | None = None
         return why
     trees = [list(_leaves(_document(g))) for g in (graph, other, *(() if third is None else (third,)))]
     if len({*map(len, trees)}) > 1:
-        return f"the calls differ between batch {graph.batch_size} and {other.batch_size}"
+        name, module = first_other_call(graph, other)
+        said = f": {name} in module {module!r}" if name else ""
+        return f"the calls differ between batch {graph.batch_size} and {other.batch_size}{said}"
     index, slope, square, position = [], [], [], 0
     for a, b, *c in zip(*trees, strict=True):
         if any(type(a) is not type(x) or (a != x and type(a) is not int) for x in (b, *c)):
@@ -71,7 +82,10 @@ def at_batch(graph: OpGraph, batch_size: int) -> OpGraph:
         return graph
     hint = f"capture it at that size: meshwright train capture --model {graph.model} --batch {batch_size}"
     if graph.scaling is None:
-        raise Unsupported(f"the graph was captured at batch {graph.batch_size} only", where=graph.model, hint=hint)
+        why = next((n.removeprefix(NOT_SCALED) for n in graph.notes if n.startswith(NOT_SCALED)), "")
+        if "the calls differ" in why:
+            hint += "; or let forward and loss make the same calls for every batch: no Python loop over its samples"
+        raise Unsupported(f"the graph was captured at batch {graph.batch_size} only{why and f': {why}'}", where=graph.model, hint=hint)
     document = _document(graph)
     square = graph.scaling.square or (0,) * len(graph.scaling.index)
     slopes = dict(zip(graph.scaling.index, zip(graph.scaling.slope, square, strict=True), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["KubernetesNode", "Metadata", "NodeList"]
+__all__ = ["Kind", "KubernetesNode", "Metadata", "NodeList"]
 
 
 class Metadata(msgspec.Struct):
@@ -40,3 +40,9 @@ class KubernetesNode(msgspec.Struct):
 
 class NodeList(msgspec.Struct):
     items: list[KubernetesNode]
+
+
+class Kind(msgspec.Struct):
+    """Which of the two a document is: `kubectl get node NAME` prints a node that is in no list."""
+
+    kind: str = ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["CgroupPlace", "free_bytes", "lines_of", "memory_limit_bytes", "places_of"]
+__all__ = ["CgroupPlace", "free_bytes", "lines_of", "memory_limit_bytes", "memory_room_bytes", "places_of"]
 
 MAX_LIMIT_BYTES = 1 << 60  # what control groups say for "no limit" is larger (v1: 2^63 less a page)
 UNKNOWN_FREE_BYTES = 4 << 30  # where the system does not say what is free
@@ -59,28 +59,48 @@ def lines_of(path: Path) -> list[str]:
         return []
 
 
-def _memory(place: CgroupPlace) -> tuple[int, int] | None:
-    """(limit, what could still be taken below it) of a group; None without a limit. Pages of files that nobody uses are given back when asked for."""
-    v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    names = ("memory.max", "memory.current", "inactive_file") if place.version == 2 else v1
-    limit, used = ("".join(lines_of(place.folder / name)[:1]).strip() for name in names[:2])
+@dataclass(frozen=True)
+class _Memory:
+    """Of a group with a limit. `idle_bytes`: pages of files that nobody uses, given back when asked for; `held_bytes`: processes' own memory, the
+    kernel's, and files that processes have mapped (their code), so what other files cannot have."""
+
+    limit_bytes: int
+    used_bytes: int
+    idle_bytes: int
+    held_bytes: int
+
+
+def _memory(place: CgroupPlace) -> _Memory | None:
+    """None without a limit."""
+    names = ("memory.max", "memory.current") if place.version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    limit, said = ("".join(lines_of(place.folder / name)[:1]).strip() for name in names)
     if not limit.isdigit() or int(limit) >= MAX_LIMIT_BYTES:  # the root group of v2 has none
         return None
-    idle = next((line.split()[1] for line in lines_of(place.folder / "memory.stat") if line.startswith(f"{names[2]} ")), "0")
-    return int(limit), int(limit) - (int(used) if used.isdigit() else 0) + int(idle)
+    rows = [line.split() for line in lines_of(place.folder / "memory.stat")]
+    stat = {row[0].removeprefix("total_"): int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}  # v1: of its groups too, said last
+    used, idle = int(said) if said.isdigit() else 0, stat.get("inactive_file", 0)
+    mapped = stat.get("file_mapped", stat.get("mapped_file", 0)) - stat.get("shmem", 0)
+    held = used - idle - stat.get("active_file", 0) + max(0, mapped)
+    return _Memory(int(limit), used, idle, min(used, max(0, held)))
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:
     """The smallest memory limit of this process's control groups and their ancestors (v1 and v2), or the machine's memory if none is smaller."""
-    limits = [found[0] for place in places_of(root, "memory") if (found := _memory(place)) is not None]
+    limits = [found.limit_bytes for place in places_of(root, "memory") if (found := _memory(place)) is not None]
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
+
+
+def memory_room_bytes(root: Path = Path("/")) -> int | None:
+    """What pages of files can fill below the limits of this process's groups, beside what is held there now. None: no group has a limit."""
+    rooms = [found.limit_bytes - found.held_bytes for place in places_of(root, "memory") if (found := _memory(place)) is not None]
+    return min(rooms, default=None)
 
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Memory that this process could still take: of the machine, below its groups' limits, and below its own limit of addresses (`ulimit -v`)."""
     said = next((line.split()[1] for line in lines_of(root / "proc/meminfo") if line.startswith("MemAvailable:")), "")
     found = [int(said) << 10 if said.isdigit() else UNKNOWN_FREE_BYTES]
-    found += [x[1] for place in places_of(root, "memory") if (x := _memory(place)) is not None]
+    found += [x.limit_bytes - x.used_bytes + x.idle_bytes for place in places_of(root, "memory") if (x := _memory(place)) is not None]
     addresses, taken = resource.getrlimit(resource.RLIMIT_AS)[0], " ".join(lines_of(root / "proc/self/statm")).split()
     if addresses != resource.RLIM_INFINITY and taken:
         found.append(addresses - int(taken[0]) * os.sysconf("SC_PAGE_SIZE"))

@@ -36,7 +36,15 @@ def _scaled(text: str, endings: dict[str, Fraction], example: str) -> Fraction:
     for ending, scale in endings.items():
         if unit.endswith(ending) and unit.removesuffix(ending) in _FACTOR:
             return number * _FACTOR[unit.removesuffix(ending)] * scale
-    raise ValueError(f"unknown unit {unit!r}; write it like {example!r}")
+    raise ValueError(_unit_refused(unit, example))
+
+
+def _unit_refused(unit: str, example: str) -> str:
+    if not unit:
+        return f"has no unit; write it like {example!r}"
+    if unit.casefold().endswith("bps") and example.endswith("bit/s"):
+        return f"{unit!r} is read in two ways; write 1Gbit/s for bits, 1GB/s for bytes"
+    return f"unknown unit {unit!r}; write it like {example!r}"
 
 
 def parse_rate_Bps(text: str) -> int:
@@ -58,7 +66,7 @@ def parse_time_s(text: str) -> float:
     """`"5us"` -> 5e-06, the nearest float. Raises ValueError."""
     number, unit = _split(text, "5us")
     if unit not in _SECONDS:
-        raise ValueError(f"unknown unit {unit!r}; write it like '5us'")
+        raise ValueError(_unit_refused(unit, "5us"))
     return float(number * _SECONDS[unit])
 
 

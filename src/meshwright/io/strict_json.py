@@ -30,8 +30,9 @@ T = TypeVar("T")
 _MIN_UNPACKED_BYTES = 64 << 20  # gzip may always unpack to this much ...
 _MAX_UNPACKED_FACTOR = 100  # ... and to this many times its own size; a plan's ratio is below 50
 
-# Strings, or long lists of integers. The lists are the bulk of a plan and hold no keys, so the strict pass skips them.
-_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[[-0-9,\s]{64,}+\]', re.DOTALL)
+# Strings, or long lists of integers. The lists are the bulk of a plan and hold no keys, so the strict pass skips them. A string that does not end
+# is one, too: no place inside it is looked at again.
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|\[[-0-9,\s]{64,}+\]', re.DOTALL)
 _OTHER_FORM = "give a file that a command of meshwright wrote with --out or --json; docs/formats.md has the formats"
 _NOT_JSON = "the file is cut short, or of another kind: give one that meshwright wrote with --out or --json"
 _AT = re.compile(r"^(.*) - at `(?:key in )?`?\$?(.*?)`$", re.DOTALL)
@@ -188,12 +189,21 @@ def refuse_ambiguous(data: bytes, where: str) -> None:
 
 def check_finite(value: Any, where: str) -> None:
     """Raise FormatError where a float is NaN or infinite: JSON has neither, and a silent null is worse than an error."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise FormatError(f"{value} cannot be written", where=where)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            check_finite(item, f"{where}.{key}")
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            check_finite(item, f"{where}[{i}]")
+    # Where it stands is only worked out inside of what holds one: documents of large fabrics have a million values.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FormatError(f"{value} cannot be written", where=where)
+    if not _all_finite(value):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            check_finite(item, f"{where}.{key}" if isinstance(value, dict) else f"{where}[{key}]")
+
+
+def _all_finite(value: Any) -> bool:
+    todo = [value]
+    while todo:
+        for item in (x.values() if isinstance(x := todo.pop(), dict) else x if isinstance(x, (list, tuple)) else (x,)):
+            if isinstance(item, float):
+                if not math.isfinite(item):
+                    return False
+            elif isinstance(item, (dict, list, tuple)):
+                todo.append(item)
+    return True

@@ -10,18 +10,29 @@ Cost: O(actions · stages per device) for one target; deterministic.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, copy_into, helper, largest
+from .compile import allocating, copy_into, helper, inlined, largest
 from .v_rounds import fastest_rounds
 
 __all__ = ["Line", "build", "fastest_build"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-# What is tried, see `_build`: those that were best of all 64 for some profile and shape (benchmarks/zero_bubble.py).
+Bools = NDArray[np.bool_]
+# Bits of a style.
+IN_TURN = 1  # forwards and backwards take turns, else backwards come first; with STRICT: forwards go to the device's stages in turn
+LATE_FORWARDS = 2  # later stages' forwards first
+EARLY_BACKWARDS = 4  # earlier stages' backwards first
+PATIENT = 8  # rather wait for a backward that comes before a forward could be done; with STRICT: backwards go to the device's stages in turn
+ROOMS = 16  # weight gradients at once where a forward lacks room
+STRICT = 32  # turns are kept once backwards have begun, and work known to come is waited for in its turn
+ROUNDS = 64  # devices decide in rounds, the one with the fewest turns first, so that each knows what the others begin in a round
+PASSING = 128  # a turn passes where no forward is known to come
+# Styles that are tried: those that were best of all 64 for some profile and shape (benchmarks/zero_bubble.py).
 STYLES = (42, 106, 234, 9, 38, 2, 18, 23)
 SLACKS = (0, 1 << 30)  # micro-batches that a stage may run ahead of where they come back to its device, beyond the stages between
 STEPS = 12  # targets between the least makespan and the greedy one
@@ -41,13 +52,46 @@ class Line:
     microbatches: int
 
 
-@helper
-def _nested(device, size, devices):  # type: ignore[no-untyped-def]
+class _Stages(NamedTuple):
     """How the stages of a device follow one another.
 
     Per stage: `level` (stages of its device before it), `below` (their size), `onward` (the next one of its device, 0: none). Per device: `above`
     (by level, the size of its stages beyond that level), `top` (its last level), `mine` (its stages) and `hosts` (how many).
     """
+
+    level: I64
+    below: I64
+    onward: I64
+    above: I64
+    top: I64
+    mine: I64
+    hosts: I64
+
+
+class _State(NamedTuple):
+    """What has been ordered so far. Kinds: 0 F, 1 I, 2 W; by device where not said."""
+
+    ready: F64  # [F or I, stage, micro-batch]: from when on it can begin, infinite while that is not known
+    done: I64  # [kind, stage]: micro-batches
+    free: F64  # when its work so far ends
+    now: F64  # when it decides next, infinite while it waits to be told
+    idle: F64  # seconds that it has waited
+    loose: Bools  # everybody waited for his turn: it need not keep its own
+    begun: I64  # [F or I, device]
+    taken: I64  # turns
+    previous: I64  # [F or I, device]: the stage of the last one
+    wrapped: Bools  # whether its last forward was of its last stage
+    skipped: I64  # backwards in a row
+    last: I64  # kind of its last turn
+    left: I64  # actions that are not ordered
+    queue: I64  # [device, place]: stage · many + micro-batch whose weight gradient is due
+    head: I64  # of that queue
+    tail: I64
+    held: I64  # [device, level]: size of what has reached that level of the device and is kept
+
+
+@helper
+def _nested(device, size, devices):  # type: ignore[no-untyped-def]
     stages = len(device)
     level, below, onward = np.zeros(stages, np.int64), np.zeros(stages, np.int64), np.zeros(stages, np.int64)
     top, mine, hosts = np.zeros(devices, np.int64), np.zeros((devices, stages), np.int64), np.zeros(devices, np.int64)
@@ -64,183 +108,220 @@ def _nested(device, size, devices):  # type: ignore[no-untyped-def]
     for s in range(stages):
         for before in range(level[s]):
             above[device[s], before] += size[s]
-    return level, below, onward, above, top, mine, hosts
+    return _Stages(level, below, onward, above, top, mine, hosts)
+
+
+@helper
+def _at_the_start(device, devices, many, levels):  # type: ignore[no-untyped-def]
+    stages = len(device)
+    ready = np.empty((2, stages, many))
+    for s in range(stages):
+        for i in range(many):
+            ready[0, s, i], ready[1, s, i] = 0.0 if s == 0 else np.inf, np.inf
+    left = np.zeros(devices, np.int64)
+    for s in range(stages):
+        left[device[s]] += 3 * many
+    return _State(
+        ready, np.zeros((3, stages), np.int64), np.zeros(devices), np.zeros(devices), np.zeros(devices), np.zeros(devices, np.bool_),
+        np.zeros((2, devices), np.int64), np.zeros(devices, np.int64), np.full((2, devices), -1), np.zeros(devices, np.bool_),
+        np.zeros(devices, np.int64), np.ones(devices, np.int64), left, np.zeros((devices, largest(left)), np.int64), np.zeros(devices, np.int64),
+        np.zeros(devices, np.int64), np.zeros((devices, levels), np.int64),
+    )  # fmt: skip
+
+
+@inlined
+def _who_decides(state, rounds):  # type: ignore[no-untyped-def]
+    """The device that decides next: the earliest, or in rounds the one with the fewest turns; -1: all wait."""
+    found, least = -1, np.inf
+    for d in range(len(state.now)):
+        if state.left[d] and state.now[d] < np.inf:
+            order = float(state.taken[d]) if rounds else state.now[d]
+            if order < least or (order == least and state.now[d] < state.now[found]):
+                found, least = d, order
+    return found
+
+
+@inlined
+def _let_loose(state):  # type: ignore[no-untyped-def]
+    """Everybody waits for his turn: who could do something else may. Whether there is one."""
+    found = False
+    for d in range(len(state.now)):
+        if state.left[d] and not state.loose[d]:
+            state.loose[d], state.now[d] = True, state.free[d]
+            found = True
+    return found
+
+
+@inlined
+def _fits(d, s, size, cap, stages, state):  # type: ignore[no-untyped-def]
+    """What has reached a stage, this forward, and one micro-batch on every later stage of the device, from this stage on."""
+    total = size[s]
+    for c in range(stages.top[d] + 1):
+        total += state.held[d, c]
+        if c >= stages.level[s] and total + stages.above[d, c] > cap[d]:
+            return False
+    return True
+
+
+@inlined
+def _whose_turn(d, many, style, stages, state):  # type: ignore[no-untyped-def]
+    """The kind whose turn it is. The turn of a stage whose forwards are over is left out, not given to a later one, which would run dry."""
+    over = 0
+    for i in range(stages.hosts[d]):
+        over += state.done[0, stages.mine[d, i]] == many
+    if state.last[d] == 1 and state.skipped[d] < over and state.wrapped[d] and not style & PASSING:
+        return np.int64(1)
+    return 1 - state.last[d]
+
+
+@inlined
+def _next_of(d, t, turn, in_turn, size, cap, many, style, slack, stages, state):  # type: ignore[no-untyped-def]
+    """The best forward or backward that is known to come: (kind, stage, begin), -1 without one; when the first backward can begin, and whether a
+    forward that could begin now lacks room."""
+    count = len(stages.level)
+    best_kind, best_stage, best_begin, best_rank = -1, -1, np.inf, np.inf
+    blocked, soon_i = False, np.inf
+    for i in range(stages.hosts[d]):
+        s = stages.mine[d, i]
+        for kind in range(2):
+            m = state.done[kind, s]
+            if in_turn and kind != turn and state.begun[turn, d] < stages.hosts[d] * many:
+                continue
+            if m >= many or state.ready[kind, s, m] == np.inf:
+                continue
+            # ahead of where the micro-batch comes back to the device: at its next stage there, or as the backward of this one
+            onward = stages.onward[s]
+            back = m - state.done[0, onward] - onward if onward else m - state.done[1, s] - count
+            if kind == 0 and back + s >= slack:
+                continue
+            begin = max(t, state.ready[kind, s, m])
+            if kind == 1:
+                soon_i = min(soon_i, begin)
+            elif not _fits(d, s, size, cap, stages, state):
+                blocked = blocked or begin <= t
+                continue
+            # what is less comes first, of what begins at the same time
+            rank = 1.0 - kind
+            if style & IN_TURN:
+                rank = 0.0 if kind == 1 - state.last[d] else 1.0
+            within = s if (style & EARLY_BACKWARDS if kind else not style & LATE_FORWARDS) else count - s
+            rank += 0.25 * within / (count + 1)
+            if style & STRICT and style & (PATIENT if kind else IN_TURN) and s == state.previous[kind, d]:
+                rank += 0.5
+            if ((in_turn or begin == best_begin) and rank < best_rank) or (not in_turn and begin < best_begin):
+                best_kind, best_stage, best_begin, best_rank = kind, s, begin, rank
+    return best_kind, best_stage, best_begin, soon_i, blocked
+
+
+@inlined
+def _backward_at(d, t, begin, many, stages, state):  # type: ignore[no-untyped-def]
+    """The last stage of the device whose backward can begin then."""
+    found = -1
+    for i in range(stages.hosts[d]):
+        s = stages.mine[d, i]
+        if state.done[1, s] < many and max(t, state.ready[1, s, state.done[1, s]]) == begin:
+            found = s
+    return found
+
+
+@inlined
+def _take_turn(d, kind, s, m, end, device, size, up, down, many, stages, state):  # type: ignore[no-untyped-def]
+    """Notes a forward or backward that ends then, and makes known what follows: the device that it is for, which may be the same."""
+    state.skipped[d] = 0 if kind == 0 else state.skipped[d] + (state.last[d] == 1)
+    state.previous[kind, d] = s
+    state.taken[d] += 1
+    state.last[d] = kind
+    state.begun[kind, d] += 1
+    if kind == 0:
+        level = stages.level[s]
+        state.wrapped[d] = level == stages.top[d]
+        state.held[d, level] += size[s] + stages.below[s]
+        if level:
+            state.held[d, level - 1] -= stages.below[s]
+        if s + 1 == len(device):
+            state.ready[1, s, m] = end
+            return d
+        to = device[s + 1]
+        state.ready[0, s + 1, m] = end + (up[s] if to != d else 0.0)
+        return to
+    state.queue[d, state.tail[d]] = s * many + m
+    state.tail[d] += 1
+    if s == 0:
+        return d
+    to = device[s - 1]
+    state.ready[1, s - 1, m] = end + (down[s - 1] if to != d else 0.0)
+    return to
 
 
 @allocating
 def _build(device, seconds, up, down, size, cap, many, target, style, slack, orders, length):  # type: ignore[no-untyped-def]
     """Fills orders[device, place] = (kind · stages + stage) · many + micro-batch; returns the makespan, infinite when stuck.
 
-    Bits of style: 1 forwards and backwards in turn (else backwards first); 2 later stages' forwards first; 4 earlier stages' backwards first;
-    8 rather wait for a backward that comes before a forward could be done; 16 weight gradients at once where a forward lacks room;
-    32 turns are kept strictly once backwards have begun, and work known to come is waited for in its turn; then 1 and 8 say that forwards, and
-    backwards, go to the device's stages in turn; 64 devices decide in rounds, the one with the fewest turns first, so that each knows what the
-    others begin in a round; 128 a turn passes where no forward is known to come.
-    `slack`: see SLACKS.
+    `style`: a sum of the constants above. `slack`: see SLACKS.
     """
-    stages, devices = len(device), len(cap)
-    turns, late_f, early_i, patient, rooms, strict = style & 1, style & 2, style & 4, style & 8, style & 16, style & 32
-    rounds, passes = style & 64, style & 128
-    ready = np.empty((2, stages, many))
-    for s in range(stages):
-        for i in range(many):
-            ready[0, s, i], ready[1, s, i] = 0.0 if s == 0 else np.inf, np.inf
-    done = np.zeros((3, stages), np.int64)
-    free, now, idle = np.zeros(devices), np.zeros(devices), np.zeros(devices)
-    loose, begun = np.zeros(devices, np.bool_), np.zeros((2, devices), np.int64)
-    taken = np.zeros(devices, np.int64)
-    previous = np.zeros((2, devices), np.int64)
-    wrapped = np.zeros(devices, np.bool_)  # whether the last forward was of the device's last stage
-    quota, skipped = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
-    last, work, left = np.zeros(devices, np.int64), np.zeros(devices), np.zeros(devices, np.int64)
-    head, tail, most = np.zeros(devices, np.int64), np.zeros(devices, np.int64), 0
-    level, below, onward, above, top, mine, hosts = _nested(device, size, devices)
-    held = np.zeros_like(above)
-    for s in range(stages):
+    devices = len(cap)
+    rounds, strict = style & ROUNDS, style & STRICT
+    stages = _nested(device, size, devices)
+    state = _at_the_start(device, devices, many, stages.above.shape[1])
+    work = np.zeros(devices)
+    for s in range(len(device)):
         work[device[s]] += many * (seconds[0, s] + seconds[1, s] + seconds[2, s])
-        left[device[s]] += 3 * many
-        quota[device[s]] += many
-        most = max(most, left[device[s]])
-    queue = np.zeros((devices, most), np.int64)
     for d in range(devices):
-        previous[0, d] = previous[1, d] = -1
-        last[d], length[d] = 1, 0
-    remaining = 3 * many * stages
+        length[d] = 0
+    remaining = 3 * many * len(device)
     while remaining:
-        d, t = -1, np.inf
-        for e in range(devices):
-            if left[e] and now[e] < np.inf:
-                turn_of = float(taken[e]) if rounds else now[e]
-                if turn_of < t or (turn_of == t and now[e] < now[d]):
-                    d, t = e, turn_of
+        d = _who_decides(state, rounds)
         if d < 0:
-            # everybody waits for its turn: the first that could do something else may
-            for e in range(devices):
-                if left[e] and not loose[e] and strict:
-                    loose[e], now[e] = True, free[e]
-                    d = e
-            if d < 0:
+            if not strict or not _let_loose(state):
                 return np.inf
             continue
-        t = free[d] if rounds else t
-        best_kind, best_stage, best_begin, best_rank = -1, -1, np.inf, np.inf
-        blocked, soon_i = False, np.inf
-        in_turn = strict and begun[1, d] and not loose[d]
-        # the turn of a stage whose forwards are over is left out, not given to a later one, which would run dry
-        over = 0
-        for i in range(hosts[d]):
-            over += done[0, mine[d, i]] == many
-        turn = 1 if last[d] == 1 and skipped[d] < over and wrapped[d] and not passes else 1 - last[d]
-        for i in range(hosts[d]):
-            s = mine[d, i]
-            for kind in range(2):
-                m = done[kind, s]
-                if in_turn and kind != turn and begun[turn, d] < quota[d]:
-                    continue
-                if m >= many or ready[kind, s, m] == np.inf:
-                    continue
-                # ahead of where the micro-batch comes back to the device: at its next stage there, or as the backward of this one
-                back = m - done[0, onward[s]] - onward[s] if onward[s] else m - done[1, s] - stages
-                if kind == 0 and back + s >= slack:
-                    continue
-                begin = max(t, ready[kind, s, m])
-                if kind == 0:
-                    # what has reached a stage, and one micro-batch on every later stage of the device, must fit, from this stage on
-                    total, fits = size[s], True
-                    for c in range(top[d] + 1):
-                        total += held[d, c]
-                        fits = fits and (c < level[s] or total + above[d, c] <= cap[d])
-                    if not fits:
-                        blocked = blocked or begin <= t
-                        continue
-                else:
-                    soon_i = min(soon_i, begin)
-                # what is less comes first, of what begins at the same time
-                rank = 0.0 if kind == 1 - last[d] else 1.0
-                if not turns:
-                    rank = 1.0 - kind
-                within = s if (early_i if kind else not late_f) else stages - s
-                rank += 0.25 * within / (stages + 1)
-                if strict and (patient if kind else turns) and s == previous[kind, d]:
-                    rank += 0.5
-                if in_turn:
-                    better = rank < best_rank
-                else:
-                    better = begin < best_begin or (begin == best_begin and rank < best_rank)
-                if better:
-                    best_kind, best_stage, best_begin, best_rank = kind, s, begin, rank
-        if passes and in_turn and turn == 0 and best_kind < 0 and not blocked and begun[0, d] < quota[d]:
-            last[d] = 0  # no forward is known to come: its turn passes
-            taken[d] += 1
+        free = state.free[d]
+        t = free if rounds else state.now[d]
+        in_turn = strict and state.begun[1, d] and not state.loose[d]
+        turn = _whose_turn(d, many, style, stages, state)
+        kind, s, begin, soon_i, blocked = _next_of(d, t, turn, in_turn, size, cap, many, style, slack, stages, state)
+        if style & PASSING and in_turn and turn == 0 and kind < 0 and not blocked and state.begun[0, d] < stages.hosts[d] * many:
+            state.last[d] = 0  # no forward is known to come: its turn passes
+            state.taken[d] += 1
             continue
-        waiting = tail[d] > head[d]
-        sooner = soon_i > best_begin and soon_i < best_begin + seconds[0, best_stage]
-        if best_kind == 0 and patient and not strict and sooner and not (turns and last[d] == 1):
-            best_kind, best_begin = 1, soon_i
-            for s in range(stages):
-                if device[s] == d and done[1, s] < many and max(t, ready[1, s, done[1, s]]) == soon_i:
-                    best_stage = s
-        use_w = False
-        if waiting:
-            w = seconds[2, queue[d, head[d]] // many]
-            gap = best_begin - t
-            spends = gap > 0.0 and idle[d] + (best_begin - free[d]) > target - work[d]
-            makes_room = blocked and rooms and (gap > 0.0 or (best_kind == 1 - turns and last[d] == 1))
-            use_w = best_kind < 0 or gap >= w or spends or makes_room
-        if use_w:
-            code = queue[d, head[d]]
-            head[d] += 1
+        if kind == 0 and style & PATIENT and not strict and begin < soon_i < begin + seconds[0, s] and not (style & IN_TURN and state.last[d] == 1):
+            kind, s, begin = 1, _backward_at(d, t, soon_i, many, stages, state), soon_i
+        fills = False
+        if state.tail[d] > state.head[d]:
+            gap = begin - t
+            spends = gap > 0.0 and state.idle[d] + (begin - free) > target - work[d]
+            makes_room = blocked and style & ROOMS and (gap > 0.0 or (kind == 1 - (style & IN_TURN) and state.last[d] == 1))
+            fills = kind < 0 or gap >= seconds[2, state.queue[d, state.head[d]] // many] or spends or makes_room
+        if fills:
+            code = state.queue[d, state.head[d]]
+            state.head[d] += 1
             kind, s, m, begin = 2, code // many, code % many, t
-        elif best_kind < 0:
-            now[d] = np.inf  # until something is released to it
+        elif kind < 0:
+            state.now[d] = np.inf  # until something is released to it
             continue
-        elif best_begin > t and not rounds:
-            now[d] = best_begin
+        elif begin > t and not rounds:
+            state.now[d] = begin
             # nothing else can come to be known before it, unless somebody acts earlier: then it decides again
             continue
         else:
-            kind, s, begin = best_kind, best_stage, best_begin
-            m = done[kind, s]
-        loose[d] = False
-        idle[d] += begin - free[d]
+            m = state.done[kind, s]
         end = begin + seconds[kind, s]
-        free[d] = now[d] = end
-        done[kind, s] += 1
-        orders[d, length[d]] = (kind * stages + s) * many + m
+        state.loose[d] = False
+        state.idle[d] += begin - free
+        state.free[d] = state.now[d] = end
+        state.done[kind, s] += 1
+        state.left[d] -= 1
+        orders[d, length[d]] = (kind * len(device) + s) * many + m
         length[d] += 1
-        left[d] -= 1
         remaining -= 1
         if kind == 2:
-            held[d, top[d]] -= size[s]
+            state.held[d, stages.top[d]] -= size[s]
             continue
-        skipped[d] = 0 if kind == 0 else skipped[d] + (last[d] == 1)
-        previous[kind, d] = s
-        taken[d] += 1
-        if kind == 0:
-            wrapped[d] = level[s] == top[d]
-        last[d] = kind
-        begun[kind, d] += 1
-        if kind == 0:
-            held[d, level[s]] += size[s] + below[s]
-            if level[s]:
-                held[d, level[s] - 1] -= below[s]
-            if s + 1 < stages:
-                e, at = device[s + 1], end + (up[s] if device[s + 1] != d else 0.0)
-                ready[0, s + 1, m] = at
-            else:
-                e, at = d, end
-                ready[1, s, m] = at
-        else:
-            queue[d, tail[d]] = s * many + m
-            tail[d] += 1
-            if s:
-                e, at = device[s - 1], end + (down[s - 1] if device[s - 1] != d else 0.0)
-                ready[1, s - 1, m] = at
-            else:
-                e, at = d, end
-        if e != d:
-            now[e] = min(now[e], max(free[e], t)) if now[e] < np.inf else max(free[e], t)
-    return largest(free)
+        to = _take_turn(d, kind, s, m, end, device, size, up, down, many, stages, state)
+        if to != d:
+            told = max(state.free[to], t)
+            state.now[to] = min(state.now[to], told)
+    return largest(state.free)
 
 
 @helper

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TimeLimit
-from .interrupts import ASKED, NETS
+from .interrupts import ASKED, NETS, TIME_IS_UP, raised_on_interrupt
 from .stages import innermost
 
 __all__ = [
@@ -85,15 +85,19 @@ def time_is_up() -> bool:
 def look() -> None:
     """For loops that take long and have nothing to give yet: raises TimeLimit when the net's time is up."""
     if time_is_up():
-        raise TimeLimit("the time limit was reached", hint="raise the time limit")
+        raise TimeLimit(TIME_IS_UP, hint="raise the time limit")
 
 
 @contextmanager
 def stop_flag() -> Iterator[NDArray[np.int64]]:
-    """For compiled loops without the interpreter's lock: a flag (one number) that becomes 1 when the net's time is up, which cuts."""
+    """For compiled loops without the interpreter's lock: a flag (one number) that becomes 1 when the net's time is up, or when the process is
+    interrupted, which cuts."""
     flag = np.zeros(1, np.int64)
     if _tally.until_s == INFINITE:
-        yield flag
+        with raised_on_interrupt(flag):
+            yield flag
+        if flag[0]:
+            clock_cut()
         return
 
     def raise_flag() -> None:
@@ -103,7 +107,8 @@ def stop_flag() -> Iterator[NDArray[np.int64]]:
     timer.daemon = True
     timer.start()
     try:
-        yield flag
+        with raised_on_interrupt(flag):
+            yield flag
     finally:
         timer.cancel()
         if flag[0]:
@@ -124,7 +129,8 @@ class Cut:
     interrupted: bool = False
 
     def __str__(self) -> str:
-        return f"{'interrupted' if self.interrupted else 'time limit'}: looked at {self.looked} of {self.of}"
+        looked = f"looked at {self.looked} of {self.of}" if self.of > 1 else "the search was cut short"
+        return f"{'interrupted' if self.interrupted else 'time limit'}: {looked}"
 
     def to_json(self) -> dict[str, int]:
         return {"looked": self.looked, "of": self.of, **({"interrupted": True} if self.interrupted else {})}
@@ -166,7 +172,7 @@ class Budget:
     @property
     def late(self) -> bool:
         """Whether time is up, or somebody interrupts: whoever asks stops then, which is a cut."""
-        late = _late(self._until_s) or self._born < ASKED.times
+        late = _late(self._until_s) or self.interrupted
         self._cut |= late
         return late
 
@@ -185,7 +191,11 @@ class Budget:
     @property
     def cut(self) -> Cut | None:
         """What was left out because the clock said so; None when it did not."""
-        return Cut(self.looked, self.of, self._born < ASKED.times) if self._cut else None
+        return Cut(self.looked, self.of, self.interrupted) if self._cut else None
+
+    @property
+    def interrupted(self) -> bool:
+        return self._born < ASKED.times
 
 
 # ---- work --------------------------------------------------------------------------------------------------------------

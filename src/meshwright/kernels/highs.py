@@ -22,7 +22,7 @@ from math import ceil
 from typing import Any, Literal
 
 from ..errors import Infeasible, TimeLimit, Unsupported, UsageError
-from .effort import NEVER, Deadline, clock_cut, count_work
+from .effort import NEVER, Deadline, clock_cut, count_work, time_is_up
 
 __all__ = ["SCALE", "Looks", "Status", "affords", "require_optimal", "row_duals", "solve", "solver", "values"]
 
@@ -149,7 +149,7 @@ def _at_most(model: Any, looks: Looks | int | None) -> Iterator[None]:
     def look(event: Any) -> None:
         nonlocal left
         left -= 1
-        event.interrupt(left <= 0)
+        event.interrupt(left <= 0 or time_is_up())
 
     model.cbMipInterrupt += look
     try:

@@ -29,7 +29,7 @@ from . import flat_code
 from .flat_code import flat, loaded
 from .kept import user_cache
 
-__all__ = ["Native", "native"]
+__all__ = ["Native", "kept_in", "native"]
 
 _TYPES = {"u1": ("uint8", np.uint8), "i4": ("int32", np.int32), "i8": ("int64", np.int64), "b1": ("boolean", np.bool_)}
 _ARGUMENT = re.compile(r"^(u1|i4|i8|b1)(\[,*\])?$")
@@ -68,7 +68,7 @@ class Native:
     def entry(self) -> Callable[..., Any]:
         """What runs: loaded object code, or numba's own."""
         name = f"{self.function.__module__}.{self.__name__}"
-        place = _place()
+        place = kept_in()
         path = place / f"{name}-{self.key}.o" if place else None
         code = _read(path) if path else None
         if code is None and path is not None:
@@ -219,7 +219,7 @@ def _version(package: str) -> str:
     return version(package)
 
 
-def _place() -> Path | None:
+def kept_in() -> Path | None:
     """The folder for object code: beside numba's own cache where one is named, else where this user keeps caches."""
     named = os.environ.get("NUMBA_CACHE_DIR", "")
     folder = Path(named) / "object-code" if named else user_cache("meshwright/kernels")

@@ -8,6 +8,7 @@ A block that is received again (`ContextExchange.again`) is `act:` until its for
 the neighbour behind, which had it for the backward before its own, or made it itself. It may come while the step before its backward is computed, so
 a rank holds two at a time.
 
+Where segments run forward again, their exchanges do, over the channels and lanes of forward.
 Of experts' rows (`plan.experts`) messages carry the filled ones alone. Their numbers travel before, and both ends keep them as long as rows travel.
 """
 
@@ -129,20 +130,22 @@ class ContextMessages:
             self.low.b.dies_after(self.low.activation(r, "act", self.filled[value], mb), step)
 
     # ---- forward -----------------------------------------------------------------------------------------------
-    def waits(self, r: RankLanes, s: Segment, mb: int) -> list[StepRef]:
+    def waits(self, r: RankLanes, s: Segment, mb: int, *, again: bool = False) -> list[StepRef]:
         """Receives of what a segment reads."""
-        return [r.produced[v, mb] for v in s.reads if v in self.targets]
+        remade = self.low.remade[s.key] if again else frozenset()
+        return [r.produced[f"remade:{v}" if v in remade else v, mb] for v in s.reads if v in self.targets]
 
-    def forward(self, r: RankLanes, s: Segment, mb: int) -> None:
-        """Exchanges of what a segment wrote, and of what came of it in turn."""
+    def forward(self, r: RankLanes, s: Segment, mb: int, *, again: bool = False) -> None:
+        """Exchanges of what a segment wrote, and of what came of it in turn; `again`: once more, with what the second forward pass wrote."""
         for value in sorted(s.writes, key=self.filled.__contains__):  # numbers of rows before rows
-            while (x := self.sources.get(value)) is not None:
-                self._exchange(r, x, mb)
+            while (x := self.sources.get(value)) is not None and (not again or x.target in self.low.remade[s.key]):
+                self._exchange(r, x, mb, again=again)
                 value = x.target
 
-    def _exchange(self, r: RankLanes, x: ContextExchange, mb: int) -> None:
-        made, me = r.produced[x.source, mb], self.member(r.number, self.kind[x.target])
-        own, came = self.low.activation(r, "act", x.source, mb), self.low.activation(r, "act", x.target, mb)
+    def _exchange(self, r: RankLanes, x: ContextExchange, mb: int, *, again: bool) -> None:
+        pass_, kind = ("remade:", "remade") if again else ("", "act")
+        made, me = r.produced[pass_ + x.source, mb], self.member(r.number, self.kind[x.target])
+        own, came = self.low.activation(r, kind, x.source, mb), self.low.activation(r, kind, x.target, mb)
         send, receive = self.lanes[r.number, "send F"], self.lanes[r.number, "receive F"]
         for member, block in self.sends(x, me):
             size = self.size(x, me, member)
@@ -157,12 +160,12 @@ class ContextMessages:
                 channel, size = self.channel("F", x, member, me, r.number), self.size(x, member, me)
                 last = receive.transfer(recv=channel, dst=(came, here), store=True, size=size, after=[made])
                 self.counted(r, x.target, mb, last)
-        r.produced[x.target, mb] = last
+        r.produced[pass_ + x.target, mb] = last
 
     # ---- backward ----------------------------------------------------------------------------------------------
     def name(self, s: Segment, value: str, mb: int) -> str:
         """The buffer in which backward of a segment finds a value that it read."""
-        return f"actagain:{value}:{s.key}:{mb}" if value in self.again or value in s.gathers else f"act:{value}:{mb}"
+        return f"actagain:{value}:{s.key}:{mb}" if value in self.again or value in s.gathers else f"{self.low.kind(s.key, value)}:{value}:{mb}"
 
     def receive_again(self, r: RankLanes, s: Segment, mb: int) -> tuple[list[StepRef], list[int]]:
         """Before backward of a segment: what it waits for, and the buffers that end with it."""

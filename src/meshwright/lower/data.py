@@ -1,9 +1,9 @@
 """What one rank holds of weights, gradients and optimizer state, and the collectives over its data replicas, as steps of a training program.
 
 Parameters lie in groups: the buckets of the layout, and one group for each parameter that several stages share. A group is one flat buffer, padded
-to whole chunks; its name is what follows `gradients` in the name of its gradient buffer (`@0`, `@1+0.1`, `:tokens.weight`), and rank d of n
-replicas owns the d-th n-th of it; of experts that neighbours divide (`@1%`), n are the replicas with the same. With `whole_parameters` padding stands
-between parameters, so that each lies in one part. By `TrainingLayout.zero_level`:
+to whole chunks; its name is what follows `gradients` in the name of its gradient buffer (`@0`, `@1+0.1`, `:tokens.weight`), and each of n
+replicas owns an n-th of it (`plan.shards.sharing`); of experts that neighbours divide (`@1%`), n are the replicas with the same. With
+`whole_parameters` padding stands between parameters, so that each lies in one part. By `TrainingLayout.zero_level`:
 
   0  `weights` and `gradients<group>` whole; gradients are all-reduced.
   1  `weights<group>` and `gradients<group>` whole, state of the own part; gradients are reduce-scattered, the optimizer updates the own part, and
@@ -12,15 +12,15 @@ between parameters, so that each lies in one part. By `TrainingLayout.zero_level
      backward that adds to them to their reduce-scatter, which follows every micro-batch. Where gradients are folds, replicas take micro-batches in
      turn, so that each sum over replicas is a node of the tree; `folds<group>` holds the own part of nodes that wait for their other half.
   3  as 2, and what stays of weights is `shard<group>`. Whole weights `gathered:<number><group>` exist from their all-gather to the last of the
-     compute steps in a row that use them.
+     compute steps in a row that use them; those of a segment that runs forward again from then to its backward.
 
 Copies of a stage (Chimera) each hold what their data replicas divide: at level 0 one sum goes over replicas and copies, at the others copies sum
 what their replicas were given of it, at levels 2 and 3 once, after backward. Copies finish stages in different orders, and call in one that all
 of them know: by the step, counted on each, after which the last of them has the group's gradients.
 
 With `overlap` a group's sum starts when the last backward that adds to it is done; at levels 2 and 3 the next group is computed meanwhile, and at
-level 3 the group after the one in use is gathered. Never more: whole gradients of one group wait while another's are made, and a gather starts
-when all but one of those before it are no longer used. Without `overlap` sums come after backward (levels 0, 1) or stop it (2, 3).
+level 3 groups after it are gathered, as many as fit into a few times the largest (`MAX_WHOLE`): that is on its way while the one before
+it is computed, however many small ones lie between. Without `overlap` sums come after backward (levels 0, 1) or stop it (2, 3).
 
 Sources: Rajbhandari et al., "ZeRO" (SC '20) for the levels; Zhao et al., "PyTorch FSDP" (VLDB 2023) for flat padded groups and bounded prefetch.
 Deviation: at level 2 every micro-batch's gradients are reduce-scattered, so the memory saved is there with gradient accumulation too.
@@ -34,11 +34,11 @@ from math import lcm
 
 from ..errors import Unsupported
 from ..plan.experts import of_experts
-from ..plan.shards import sharing
+from ..plan.shards import in_parts, sharing
 from ..plan.sizes import master_ratio, message_ratio, padded_size, state_bytes, summed_over
 from ..program.builder import LaneBuilder, StepRef
 from .compressed import CompressedSums
-from .groups import ADDING, Group, Residency, last_steps
+from .groups import ADDING, Group, Residency, last_steps, must_be_summed, must_end
 from .norm import lower_norm
 from .replicas import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, call_replicas, replica_chunks
 from .sequence import per_chunk
@@ -62,6 +62,7 @@ class DataParallel:
     groups: dict[str, Group] = field(default_factory=dict)
     refs: list[StepRef] = field(default_factory=list)  # of the compute steps so far
     closed: list[StepRef] = field(default_factory=list)  # sums whose whole gradients are dead after them
+    summed: list[Group] = field(default_factory=list)  # of these groups
     common: list[Group] = field(default_factory=list)  # groups whose sums over copies are still to come, in the order of all copies
     final: dict[str, StepRef] = field(default_factory=dict)  # by group, the step after which that sum may come
     full: dict[tuple[str, int], int] = field(default_factory=dict)  # (group, micro-batch) -> its whole gradients that are being made
@@ -106,13 +107,15 @@ class DataParallel:
 
     def _residencies(self) -> None:
         open_of: dict[str, Residency] = {}
+        backward = {(at.segment, at.microbatch): i for i, at in enumerate(self.order) if at.phase in ("B", "I")}
         for i, at in enumerate(self.order):
+            end = backward[at.segment, at.microbatch] if at.phase == "R" else i  # what runs forward again soon runs backward
             for g in self.used.get(at.segment, ()):
                 found = open_of.get(g.name)
-                if found is not None and found.end == i - 1:
-                    found.end = i
+                if found is not None and found.end >= i - 1:
+                    found.end = max(found.end, end)
                 else:
-                    open_of[g.name] = Residency(g, i, i)
+                    open_of[g.name] = Residency(g, i, end)
                     self.residencies.append(open_of[g.name])
 
     # ---- buffers -----------------------------------------------------------------------------------------------
@@ -183,9 +186,9 @@ class DataParallel:
         return self._replicas(*self.low.layout.coordinates(self.r.number), group)
 
     def _replicas(self, pipeline: int, data: int, tensor: int, group: str) -> tuple[int, ...]:
-        """Who sums a group's gradients: data replicas (of experts, those with the same), where nothing is divided of every copy."""
+        """Who sums a group's gradients: data replicas (of experts, those with the same) in order of parts; where none is divided, of all copies."""
         lay = self.low.layout
-        replicas = range(data % lay.expert, lay.data, lay.expert) if of_experts(group) else range(lay.data)
+        replicas = range(data % lay.expert, lay.data, lay.expert) if of_experts(group) else in_parts(lay) if self.level and group else range(lay.data)
         return tuple(lay.rank(p, i, tensor) for p in ((pipeline,) if self.level else lay.mates(pipeline)) for i in replicas)
 
     def _copies(self, pipeline: int, data: int, tensor: int) -> tuple[int, ...]:
@@ -228,8 +231,7 @@ class DataParallel:
         if self.level in (1, 2):
             reads += [self.low.whole(r, f"weights{g.name}") for g in used]
         if self.level == 3:
-            for x in self.current:
-                reads.append((x.buffer, 0, x.group.chunks))
+            reads += [(x.buffer, 0, x.group.chunks) for x in self.current if at.segment in x.group.segments]
             while self.next < len(self.residencies) and self.residencies[self.next].start == i:
                 x = self.residencies[self.next]
                 waits.append(self._gather(self.next, x))
@@ -261,11 +263,7 @@ class DataParallel:
         r, g, lane, b = self.r, x.group, self.gather_lane, self.low.b
         assert lane is not None
         x.buffer = b.buffer(r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="scratch", name=f"gathered:{k}{g.name}")
-        free = x.start - 1
-        if self.low.layout.overlap:
-            # the group before the last must be gone, and all before it that go earlier than this one begins: two are there at once
-            behind = self.residencies[max(0, k - len(self.groups) - 2) : max(0, k - 1)]
-            free = max((y.end for y in behind if y.end < x.start), default=-1)
+        free = must_end(k, self.residencies, self.groups.values()) if self.low.layout.overlap else x.start - 1
         lane.copy((r.buffers[f"shard{g.name}"], 0), (x.buffer, g.part[0]), g.part[1], after=[self.refs[free]] if free >= 0 else [])
         if len(replicas := self._data(g.name)) == 1:  # experts that nobody else has
             return lane.last
@@ -277,8 +275,9 @@ class DataParallel:
             return []
         name = f"gradfull:{microbatch}{g.name}"
         self.full[g.name, microbatch] = self.low.b.buffer(self.r.number, chunks=g.chunks, chunk_bytes=g.gradient_bytes, role="gradient", name=name)
-        # with overlap the last sum may still run, the one before must be over: two whole gradients at once
-        return self.closed[-2:-1] if self.low.layout.overlap else []
+        overlap, opened = self.low.layout.overlap, [self.groups[x] for x, _ in self.full]
+        last = must_be_summed(opened, self.summed, self.groups.values()) if overlap else -1
+        return [self.closed[last]] if last >= 0 else []
 
     def _label(self, kind: str, group: str = "") -> str:
         p, d, t = self.low.layout.coordinates(self.r.number)
@@ -321,6 +320,7 @@ class DataParallel:
             kept = self._keep(g, (buffer, g.part[0]), microbatch, [after] if alone else [])
             low.b.dies_after(buffer, kept)
             self.closed.append(kept)
+            self.summed.append(g)
             if folded and microbatch == low.layout.microbatches - 1:
                 self._over_tensor(g, buffer, kept)
 

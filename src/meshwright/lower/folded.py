@@ -30,7 +30,8 @@ from ..program.validate import validate
 __all__ = ["fold_axes", "folded_works", "largest_shards", "largest_values", "require_foldable", "representatives", "with_fold", "why_not_folded"]
 
 WHOLE_GROUPS = ("weights", "gradients", "gradfull", "gathered")  # kinds of buffers of a whole group that data replicas divide
-SLOTTED = ("actall", "actagain", "actsum", "gradall", "gradpart")  # kinds of buffers of values with a slot for every tensor rank's part
+# Kinds of buffers of values with a slot for every tensor rank's part.
+SLOTTED = ("actall", "actagain", "actsum", "remadeall", "remadesum", "gradall", "gradpart")
 
 
 def why_not_folded(layout: TrainingLayout) -> str:
@@ -115,8 +116,11 @@ class _Slots:
         self.layout, self.apart = layout, sequence_values(layout)
         self.in_blocks = {v for x in layout_exchanges(layout) if x.kind == "all-to-all" for v in (x.source, x.target)}
         self.near, n = neighbours(layout)
-        # Replica d = r * n + c of n neighbours has the d-th part: so many of them one step along each axis moves.
-        self.of_group = {"data": layout.data // n, self.near: layout.data}
+        # Replica r * n + c of n neighbours has the r-th part of block c: into so many cuts a whole group, of which a step along an axis moves one.
+        self.of_group = {self.near: n, "data": layout.data}
+        self.of_block = {"data": layout.data // n}
+        if layout.copies_in_servers:  # parts are in rank order
+            self.of_group, self.of_block = {self.near: layout.data, "data": layout.data // n}, {self.near: n}
         self.of_experts = {"data": layout.data // n}  # the neighbours have other experts
         self.blocks = {self.near: n}
 
@@ -127,12 +131,12 @@ class _Slots:
         if kind == "norm":
             return {"data": self.of_group, "experts": self.blocks, "tensor": {"tensor": lay.tensor}}.get(rest, {})
         if kind == "block":
-            return self.blocks
+            return self.of_block
         if lay.zero_level and kind.partition("@")[0] in WHOLE_GROUPS and name != "weights":
             return self.of_experts if name.endswith(EXPERT_GRADIENTS) else self.of_group
         value = rest.rpartition(":")[0]
         if kind in SLOTTED:
-            value = value.rpartition(":")[0] if kind in ("actall", "actagain", "gradpart") else value
+            value = value.rpartition(":")[0] if kind in ("actall", "actagain", "remadeall", "gradpart") else value
             if value in self.apart:
                 return {"tensor": lay.tensor}
-        return self.blocks if value in self.in_blocks and value not in self.apart and kind in ("act", "grad") else {}
+        return self.blocks if value in self.in_blocks and value not in self.apart and kind in ("act", "remade", "grad") else {}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from ..profile.layer_messages import MAX_WHOLE
 from .step import Position
 
-__all__ = ["ADDING", "Group", "Residency", "last_steps"]
+__all__ = ["ADDING", "Group", "Residency", "last_steps", "must_be_summed", "must_end"]
 
 ADDING = ("B", "W")  # phases that add to gradients of parameters
 
@@ -34,15 +35,51 @@ class Group:
         """Of a chunk of gradients."""
         return self.chunk_bytes * self.ratio
 
+    @property
+    def whole_bytes(self) -> int:
+        return self.chunks * self.chunk_bytes
+
+    @property
+    def whole_gradient_bytes(self) -> int:
+        return self.chunks * self.gradient_bytes
+
 
 @dataclass
 class Residency:
-    """Compute steps `start` to `end`, all in a row, that use a group's gathered weights."""
+    """Compute steps `start` to `end`, in a row or from a second forward pass to its backward, in which a group's gathered weights are there."""
 
     group: Group
     start: int
     end: int
     buffer: int = -1
+
+
+def must_end(k: int, residencies: Sequence[Residency], groups: Collection[Group]) -> int:
+    """After which compute step the gather of residency `k` may start, where messages run beside computation; -1: at once.
+
+    When all but the one before it are gone that go earlier than it begins; sooner where what is then whole fits (MAX_WHOLE).
+    """
+    x, count, room = residencies[k], len(groups), MAX_WHOLE * max(g.whole_bytes for g in groups)
+    behind = residencies[max(0, k - count - 2) : k]  # of each group the last, and more
+    least = max((y.end for y in behind[:-1] if y.end < x.start), default=-1)
+    oldest = residencies[k - count - 3].end if k > count + 2 else -1
+    held = x.group.whole_bytes + sum(y.group.whole_bytes for y in behind if y.end >= x.start)
+    for y in sorted((y for y in behind if y.end < x.start), key=lambda y: -y.end):
+        held += y.group.whole_bytes
+        if held > room:
+            return min(least, y.end)
+    return min(least, oldest)
+
+
+def must_be_summed(opened: Sequence[Group], closed: Sequence[Group], groups: Collection[Group]) -> int:
+    """Which of the sums `closed`, in order, must be over before all that is `opened` is whole; -1: none. The last may always still run, and those
+    before it as long as all that is whole fits."""
+    held, room = sum(g.whole_gradient_bytes for g in opened), MAX_WHOLE * max(g.whole_gradient_bytes for g in groups)
+    for i in reversed(range(len(closed))):
+        held += closed[i].whole_gradient_bytes
+        if held > room and i < len(closed) - 1:
+            return i
+    return -1
 
 
 def last_steps(g: Group, order: Sequence[Position], *, each: bool = False) -> list[int]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from math import lcm
 
 from ..plan.plan import TrainingLayout
+from ..plan.shards import in_parts
 from ..program.builder import StepRef
 from .replicas import ALL_GATHER, call_replicas, replica_chunks
 from .step import RankLanes, StepLowering
@@ -27,7 +28,7 @@ def norm_axes(layout: TrainingLayout, rank: int) -> list[tuple[str, tuple[int, .
     p, d, t = layout.coordinates(rank)
     axes = []
     if layout.zero_level and layout.data > 1:
-        axes.append(("data", tuple(layout.rank(p, i, t) for i in range(layout.data))))
+        axes.append(("data", tuple(layout.rank(p, i, t) for i in in_parts(layout))))
     elif layout.expert > 1:
         first = d - d % layout.expert
         axes.append(("experts", tuple(layout.rank(p, i, t) for i in range(first, first + layout.expert))))

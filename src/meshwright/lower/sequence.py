@@ -73,10 +73,11 @@ class SequenceParts:
         self.call(rank, lane, parts, self.layout.tensor * chunks * each, GATHER)
 
     def before_backward(
-        self, rank: int, lane: LaneBuilder, buffers: dict[str, int], s: Segment, mb: int, kept: Container[str], waits: Sequence[StepRef]
+        self, rank: int, lane: LaneBuilder, buffers: dict[str, int], s: Segment, mb: int, kept: Container[str], waits: Sequence[StepRef],
+        kind: Callable[[str, str], str],
     ) -> list[int]:
         """Gathers before B of a segment: the gradients of its reduce-scattered results, and the gathered reads that autograd `kept`. The
-        buffers of all parts that these are in; B ends them."""
+        buffers of all parts that these are in; B ends them. `kind`: of a segment's buffer of a value."""
         found: list[int] = []
         for v in s.writes:
             if v in s.sum_writes and self.value[v].split is not None and self.value[v].differentiable:
@@ -86,7 +87,7 @@ class SequenceParts:
         for v in s.gathers:
             if v in kept:
                 found.append(self.buffer(rank, buffers, "actagain", v, mb, segment=s.key))
-                self.gather(rank, lane, buffers[f"act:{v}:{mb}"], found[-1], v, waits if len(found) == 1 else ())
+                self.gather(rank, lane, buffers[f"{kind(s.key, v)}:{v}:{mb}"], found[-1], v, waits if len(found) == 1 else ())
         return found
 
     def scatter(self, rank: int, lane: LaneBuilder, parts: int, part: int, value: str, *, add: bool, summed: bool = True) -> StepRef:

@@ -13,6 +13,7 @@ from ..plan.batch_statistics import batch_sums
 from ..plan.context import exchange_parts, layout_exchanges
 from ..plan.copies import COPIED
 from ..plan.experts import of_experts
+from ..plan.forward_again import group_ends, remade_values, run_again
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
 from ..plan.shards import sequence_values
 from ..plan.sizes import gradient_buffers, inputs_read, padded_size, shard_bytes
@@ -48,7 +49,7 @@ def require_orders(layout: TrainingLayout, orders: Sequence[RankOrder]) -> None:
 class Position(NamedTuple):
     """A compute step of the rank, before it is made."""
 
-    phase: str  # "F", "B", or "I" and "W" of a backward in two parts
+    phase: str  # "F", "B", or "I" and "W" of a backward in two parts; "R" for a second forward pass
     segment: str
     microbatch: int
 
@@ -102,6 +103,7 @@ class StepLowering:
         self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
         self.element_bytes = max([ELEMENT_BYTES, *(p.size_bytes // max(1, _count(p.shape)) for p in graph.parameters)])
         self.keeps = kept_values(graph, layout)
+        self.run_again, self.group_ends, self.remade = run_again(layout), group_ends(layout), remade_values(layout)
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
         self.groups: dict[int, tuple[int, ...]] = {}  # rank -> its tensor-parallel group
@@ -132,7 +134,9 @@ class StepLowering:
             found = []
             for phase, k, mb in self.order(pipeline, count):
                 keys = self.layout.stages[k].segments
-                found += [Position(phase, key, mb) for key in (keys if phase == "F" else keys[::-1])]
+                for key in keys if phase == "F" else keys[::-1]:
+                    found += [Position("R", other, mb) for other in self.group_ends.get(key, ()) if phase in ("B", "I")]
+                    found.append(Position(phase, key, mb))
             self.steps_of[pipeline, count] = tuple(found)
         return self.steps_of[pipeline, count]
 
@@ -189,6 +193,10 @@ class StepLowering:
                 chunks, each = self.parts.slot(r.number, value)
             r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="activation", name=name)
         return r.buffers[name]
+
+    def kind(self, segment: str, value: str) -> str:
+        """Of the buffer in which a segment that runs a second time, or its backward, finds a value."""
+        return "remade" if value in self.remade.get(segment, ()) else "act"
 
     def tensor_call_on(self, rank: int, lane: LaneBuilder, buffer: int, size: int, *operation: str) -> StepRef:
         p, d, _ = self.layout.coordinates(rank)

@@ -10,6 +10,9 @@ Values that are split along the sequence have a buffer of the rank's part (`act:
 rank's part, padded to the largest, go through a reduce-scatter (`actsum:` in forward, `gradpart:` in backward) or an all-gather (`actall:`,
 `gradall:`, and `actagain:` where backward needs again what forward gathered); local copies join slot and part.
 
+Segments that run forward again before their backward (`plan.forward_again`) do so as `R`, with every message of `F`, and have buffers of their own:
+`remade:`, `remadeall:` and `remadesum:`. Then `F` saves nothing.
+
 Parameters used by several stages (a tied head) have a gradient buffer of their own, `gradients:<parameter>`, reduced over the data
 replicas and then over the stages that hold it. Parameters whose gradients are partial sums on a group of tensor-parallel ranks (shared
 key-value heads) have one, `gradients+<tensor indices>`, reduced over that group first. Names of buffers and communicators are part of
@@ -21,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.graph import OpGraph
+from ..plan.forward_again import AGAIN
 from ..plan.plan import Segment, Stage, TrainingLayout
 from ..plan.shards import local_values
 from ..plan.sizes import gradient_buffers, shard_bytes, training_works
@@ -109,41 +113,52 @@ class _Lowering(StepLowering):
         waits = self.messages_of(r).arrivals(r, "F", stage.index, mb)
         ref: StepRef | None = None
         for key in stage.segments:
-            s = self.segment[key]
-            reads, writes, held = self.data[r.number].enter()
-            reads += [self.batch(r, mb)] if self.inputs[key] else []
-            gathered = []
-            for v in s.reads:
-                part = self.activation(r, "act", v, mb)
-                if v in s.gathers:
-                    gathered.append(self.parts.buffer(r.number, r.buffers, "actall", v, mb, segment=key))
-                    self.parts.gather(r.number, r.compute, part, gathered[-1], v, waits)
-                    waits = []
-                reads.append(self.whole(r, f"actall:{v}:{key}:{mb}" if v in s.gathers else f"act:{v}:{mb}"))
-            for v in s.writes:
-                self.activation(r, "act", v, mb)
-                if scattered := v in s.sum_writes and v in self.apart:
-                    self.parts.buffer(r.number, r.buffers, "actsum", v, mb)
-                writes.append(self.whole(r, f"actsum:{v}:{mb}" if scattered else f"act:{v}:{mb}"))
+            ref, waits = self.one_forward(r, self.segment[key], mb, waits), []
+        assert ref is not None
+        r.forward_done[stage.index, mb] = ref
+
+    def one_forward(self, r: RankLanes, s: Segment, mb: int, waits: Sequence[StepRef], *, again: bool = False) -> StepRef:
+        """`F` of a segment with what completes its results, or `R`."""
+        key, keeps = s.key, again or s.key not in self.run_again
+        part, whole, summed = AGAIN.values() if again else AGAIN
+        reads, writes, held = self.data[r.number].enter()
+        reads += [self.batch(r, mb)] if self.inputs[key] else []
+        gathered = []
+        for v in s.reads:
+            kind = self.kind(key, v) if again else part
+            own = self.activation(r, kind, v, mb)
+            if v in s.gathers:
+                gathered.append(self.parts.buffer(r.number, r.buffers, whole, v, mb, segment=key))
+                self.parts.gather(r.number, r.compute, own, gathered[-1], v, waits)
+                waits = []
+            reads.append(self.whole(r, f"{whole}:{v}:{key}:{mb}" if v in s.gathers else f"{kind}:{v}:{mb}"))
+        made = [v for v in s.writes if not again or v in self.remade[key]]
+        for v in made:
+            self.activation(r, part, v, mb)
+            if scattered := v in s.sum_writes and v in self.apart:
+                self.parts.buffer(r.number, r.buffers, summed, v, mb)
+            writes.append(self.whole(r, f"{summed if scattered else part}:{v}:{mb}"))
+        if keeps:
             saved = f"saved:{key}:{mb}"
             r.buffers[saved] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.saved_bytes, role="activation", name=saved)
             writes.append(self.whole(r, saved))
-            op = self.op(r, s, "F", mb, reads, writes, s.forward_workspace_bytes)
-            ref = r.compute.compute(op, after=[*waits, *held, *self.context.waits(r, s, mb)])
-            self.data[r.number].leave(ref)
-            waits = []
-            for buffer in gathered:
-                self.b.dies_after(buffer, ref)
-            for v in s.sum_writes:
-                if v in self.apart:
-                    ref = self.parts.scatter(r.number, r.compute, r.buffers[f"actsum:{v}:{mb}"], r.buffers[f"act:{v}:{mb}"], v, add=False)
-                else:
-                    ref = self.tensor_call(r, f"act:{v}:{mb}", v)
-            for v in s.writes:
-                r.produced[v, mb] = ref
-            self.context.forward(r, s, mb)
-        assert ref is not None
-        r.forward_done[stage.index, mb] = ref
+        temporary = s.forward_workspace_bytes + (0 if keeps else s.saved_bytes)  # what is not kept is there for a while at most
+        op = self.op(r, s, "R" if again else "F", mb, reads, writes, temporary)
+        ref = r.compute.compute(op, after=[*waits, *held, *self.context.waits(r, s, mb, again=again)])
+        self.data[r.number].leave(ref)
+        for buffer in gathered:
+            self.b.dies_after(buffer, ref)
+        for v in s.sum_writes:
+            if v not in made:
+                continue
+            if v in self.apart:
+                ref = self.parts.scatter(r.number, r.compute, r.buffers[f"{summed}:{v}:{mb}"], r.buffers[f"{part}:{v}:{mb}"], v, add=False)
+            else:
+                ref = self.tensor_call(r, f"{part}:{v}:{mb}", v)
+        for v in made:
+            r.produced[f"remade:{v}" if again else v, mb] = ref
+        self.context.forward(r, s, mb, again=again)
+        return ref
 
     def op(
         self, r: RankLanes, s: Segment, name: str, mb: int, reads: list[tuple[int, int, int]], writes: list[tuple[int, int, int]], temp: int
@@ -151,7 +166,7 @@ class _Lowering(StepLowering):
         t = self.layout.coordinates(r.number)[2]
         return self.b.op(
             name, graph=s.key, stage=s.stage, microbatch=mb, part=t if s.split else 0, parts=self.layout.tensor if s.split else 1,
-            accumulate=name != "F", copy=self.layout.copy(mb), workspace_bytes=temp, reads=reads, writes=writes,
+            accumulate=name not in ("F", "R"), copy=self.layout.copy(mb), workspace_bytes=temp, reads=reads, writes=writes,
         )  # fmt: skip
 
     def tensor_call(self, r: RankLanes, buffer: str, value: str) -> StepRef:
@@ -165,11 +180,13 @@ class _Lowering(StepLowering):
         ref: StepRef | None = None
         for key in reversed(stage.segments):
             s = self.segment[key]
+            for other in self.group_ends.get(key, ()):
+                self.one_forward(r, self.segment[other], mb, (), again=True)
             read_again = [v for x in s.recompute for v in x.reads] + [*(s.step.kept if s.step is not None else ())]
-            own = (f"act:{v}:{mb}" for v in read_again if v not in s.reads)  # written here, read by what runs again
+            own = (f"{self.kind(key, v)}:{v}:{mb}" for v in read_again if v not in s.reads)  # written here, read by what runs again
             reads, gradients, held = self.data[r.number].enter()
             reads += [self.whole(r, name) for name in dict.fromkeys((f"saved:{key}:{mb}", *own))]
-            gathered = self.parts.before_backward(r.number, r.compute, r.buffers, s, mb, self.keeps[key], waits)
+            gathered = self.parts.before_backward(r.number, r.compute, r.buffers, s, mb, self.keeps[key], waits, self.kind)
             waits = [] if gathered else waits
             arriving, came = self.context.receive_again(r, s, mb)
             gathered += came
@@ -260,14 +277,16 @@ class _Lowering(StepLowering):
             value, _, number = rest.rpartition(":")
             if kind in ("saved", "left"):
                 self.b.dies_after(buffer, steps[end, value, int(number)])
-            elif kind in ("act", "grad"):
+            elif kind in ("act", "remade", "grad"):
                 mb = int(number)
                 maker = makers.get(value)
                 if kind == "grad":
                     last = [steps[back, maker, mb]] if maker is not None and (back, maker, mb) in steps else []
                 else:
-                    readers = self.readers.get((pipeline, value), [])
-                    last = [steps[end, k, mb] for k in keepers.get(value, ()) if (end, k, mb) in steps]
-                    last = last or [steps["F", k, mb] for k in (*readers, maker) if k is not None and ("F", k, mb) in steps]
+                    using = [k for k in (*self.readers.get((pipeline, value), []), maker) if k is not None]
+                    passes = [(end, k) for k in keepers.get(value, ()) if self.kind(k, value) == kind]
+                    passes += [("R", k) for k in using if k in self.run_again and self.kind(k, value) == kind]
+                    last = [steps[phase, k, mb] for phase, k in passes if (phase, k, mb) in steps]
+                    last = last or [steps["F", k, mb] for k in using if ("F", k, mb) in steps]
                 if last:
                     self.b.dies_after(buffer, max(last))

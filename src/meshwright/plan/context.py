@@ -98,9 +98,11 @@ def copies_in(layout: TrainingLayout) -> dict[str, ExpertCopies]:
 
 
 def neighbours(layout: TrainingLayout) -> tuple[str, int]:
-    """What neighbouring data replicas divide among them, and how many do: ("context", n), ("experts", n) or, where they do not, ("", 1). Of layouts
-    where some divide positions and some experts: the former."""
-    return ("context", layout.context) if layout.context > 1 else ("experts", layout.expert) if layout.expert > 1 else ("", 1)
+    """What neighbouring data replicas divide among them, and how many do: ("context", n) or ("experts", n), of layouts where some divide positions
+    and some experts the former; ("server", n) where they share no more than a server; else ("", 1)."""
+    if layout.context > 1 or layout.expert > 1:
+        return ("context", layout.context) if layout.context > 1 else ("experts", layout.expert)
+    return ("server", layout.server_replicas) if layout.server_replicas else ("", 1)
 
 
 def exchange_parts(layout: TrainingLayout, x: ContextExchange) -> int:

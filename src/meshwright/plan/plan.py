@@ -73,8 +73,7 @@ class VocabularyLoss(_Record, frozen=True, kw_only=True):
     """A cross-entropy whose classes are split over the tensor-parallel ranks, computed without gathering the logits.
 
     Node `node` of the captured graph is executed as three: `<node>/max`, `<node>/sums` and `<node>` itself (see `plan.vocabulary`).
-    `smoothing`: "torch" (target 1-a+a/V) or "megatron" (target 1-a, every other class a/(V-1)); V is the whole vocabulary in both.
-    """
+    `smoothing`: "torch" (target 1-a+a/V) or "megatron" (target 1-a, every other class a/(V-1)); V is the whole vocabulary in both."""
 
     node: str
     smoothing: str = "torch"
@@ -133,10 +132,10 @@ class SegmentStep(_Record, frozen=True, kw_only=True):
 class Segment(_Record, frozen=True, kw_only=True):
     """A run of consecutive forward nodes executed as one compute step, forward (`F`) and backward (`B`).
 
-    `key` is `op.graph` of its steps. `reads` and `writes` name the values that cross its border (activations only; parameters are in
-    `params`). If `split`, its parameters named in TrainingLayout.shards are sharded, its `sum_writes` are partial sums that an all-reduce
-    over the tensor-parallel ranks completes in forward, and the gradients of `sum_grads` (a subset of its reads) in backward; of those named in
-    TrainingLayout.batch_sums one over the data replicas. `row_biases`: added to read values when the segment starts (see RowBias).
+    `key` is `op.graph` of its steps. `reads` and `writes` name the values that cross its border (activations; parameters are in `params`). If
+    `split`, its parameters named in TrainingLayout.shards are sharded, its `sum_writes` are partial sums that an all-reduce over the tensor-parallel
+    ranks completes in forward, and the gradients of `sum_grads` (some of its reads) in backward; of those named in TrainingLayout.batch_sums one
+    over the data replicas. `row_biases`: added to read values when the segment starts (see RowBias).
 
     With sequence parallelism a border value may be split along the sequence (`ValueInfo.split`). A sum_write that is, is completed by a
     reduce-scatter: each rank gets its part of the sum. `gathers` are reads that the segment needs whole and that are split: all-gathered
@@ -175,9 +174,8 @@ class Segment(_Record, frozen=True, kw_only=True):
 
 
 class Stage(_Record, frozen=True, kw_only=True):
-    """One pipeline stage: its segments in order, the values it receives and sends in forward (gradients flow the other way).
-
-    What a rank has already, from another stage that it holds, it neither receives again nor is sent."""
+    """One pipeline stage: its segments in order, the values it receives and sends in forward (gradients flow the other way). What a rank has
+    already, from another stage that it holds, it neither receives again nor is sent."""
 
     index: int
     segments: tuple[str, ...]
@@ -228,8 +226,8 @@ class ContextExchange(_Record, frozen=True, kw_only=True):
 
 
 class StepEnd(_Record, frozen=True, kw_only=True):
-    """What the end of a step does beyond Adam's update. `state_copies`: what is kept beside each parameter, in units of it. `norm`: gradients are
-    scaled by the norm of all of them, summed by the ranks first. `folded`: gradients are a fold over micro-batches (docs/reproducibility.md)."""
+    """What the end of a step does beyond Adam's update. `state_copies`: kept beside each parameter, in units of it. `norm`: gradients are scaled by
+    that of all, summed by the ranks first. `folded`: they are a fold over micro-batches (docs/reproducibility.md)."""
 
     state_copies: int = 2
     norm: bool = False
@@ -244,10 +242,9 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     backward runs as `I` (gradients of what a segment reads) and later `W` (gradients of its parameters). `held` is what one index holds.
     `replica_microbatches`: micro-batches of every data replica where they differ (devices of unlike speed), the most of them being `microbatches`;
     replica d takes the samples after those of the replicas before it (`in_turn`: micro-batch by micro-batch).
-    `context`: each so many neighbouring data replicas share samples and divide their positions; `exchanges` are what they send each other for it.
-    `batch_sums`: values that the data replicas add up, not the tensor-parallel ranks: statistics of the whole batch (`plan.batch_statistics`).
-    `zero_level`: what data replicas divide instead of each holding it: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights. `overlap`: sums
-    of gradients (and gathers of weights) run while backward (and forward) goes on, bucket by bucket."""
+    `context`: of neighbouring data replicas that share samples and divide positions, as `exchanges` say. `server_replicas`: that share a server.
+    `batch_sums`: values that data replicas add up, not tensor-parallel ranks (`plan.batch_statistics`). `zero_level`: what replicas divide: 0
+    nothing, 1 optimizer state, 2 gradients too, 3 weights. `overlap`: sums of gradients and gathers of weights run beside backward and forward."""
 
     data: int
     tensor: int
@@ -262,6 +259,8 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     split_backward: bool = False
     context: int = 1  # neighbours among the data replicas that share samples, each with its positions (`plan.context`)
     expert: int = 1  # neighbours among the data replicas that divide experts and exchange their tokens (`plan.experts`)
+    server_replicas: int | msgspec.UnsetType = msgspec.UNSET  # `plan.shards.sharing`; left out where parts are in rank order
+    copies_in_servers: bool | msgspec.UnsetType = msgspec.UNSET  # replicas with the same experts share one: `plan.shards.sharing`; left out else
     zero_level: int = 0
     overlap: bool = False
     bucket_bytes: int = 0  # what a bucket was filled up to; 0 where there are none
@@ -272,6 +271,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     shards: tuple[ParamShard, ...] = ()
     partial_gradients: tuple[PartialGradient, ...] = ()
     frozen: tuple[str, ...] = ()  # parameters that are not trained: nothing adds up or reads gradients of theirs
+    forward_again: tuple[tuple[str, ...], ...] | msgspec.UnsetType = msgspec.UNSET  # `plan.forward_again`; left out where nothing is
     losses: tuple[VocabularyLoss, ...] = ()
     sequence: bool = False  # sequence parallelism between the tensor-parallel regions
     notes: tuple[str, ...] = ()  # what was kept whole, and why
@@ -363,8 +363,8 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
 
 
 class ShapePlan(_Record, frozen=True, kw_only=True):
-    """The step for batches of one more shape (`plan.shapes`). `program`: by content hash; `inputs`: shape and dtype of each tensor of a global batch,
-    as in the job's `batch`; `job`: the entries of the plan's job that are this shape's own."""
+    """The step for batches of one more shape (`plan.shapes`). `program`: by content hash; `inputs`: shape and dtype of each tensor of a global
+    batch, as in the job's `batch`; `job`: what of the plan's job is this shape's own."""
 
     program: str
     inputs: list[tuple[list[int], str]]

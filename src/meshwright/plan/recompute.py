@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import msgspec
 
@@ -25,7 +26,7 @@ from .plan import Recompute, Segment, TrainingLayout
 from .shards import sequence_values
 from .vocabulary import base_node, expand_losses, sums_of
 
-__all__ = ["LayoutRegions", "Region", "Remade", "made_again_bytes", "saved_storages"]
+__all__ = ["LayoutRegions", "Region", "Remade", "layer_of", "made_again_bytes", "saved_storages", "with_forward_again"]
 
 # They change buffers that they do not name; rounds of ring attention hand more back than gradients.
 _NEVER = ("batch_norm", "instance_norm", "opaque", "region", "ring_block", "ring_end")
@@ -129,7 +130,7 @@ class LayoutRegions:
                 self.makers.setdefault(x, []).append(n.name)
         # Another micro-batch's forward pass may have changed them by the time of this one's backward pass.
         self.changed = frozenset(x for x in self.makers if self._constant(x))
-        self.layer_of = _layers(self.graph)
+        self.layer_of = layer_of(self.graph)
         self.along = sequence_values(layout)
         self.value = {v.name: v for v in layout.values}
         self.by_key = {s.key: s for s in layout.segments}
@@ -282,9 +283,28 @@ class LayoutRegions:
         return tuple(Recompute(starts=tuple(at), again=a, needed=n, kept=k, reads=v) for (a, n, k, v), at in starts.items())
 
 
-def _layers(graph: OpGraph) -> dict[str, str]:
+def layer_of(graph: OpGraph) -> dict[str, str]:
     """Node -> the repeated layer, or the top-level module, in which it ran; nodes outside are left out."""
     repeated = [(name, members) for name, members in repeated_modules(graph).items() if len(members) > 1]
     if repeated:
         return {n.name: f"{name}.{k}" for name, members in repeated for k, nodes in members.items() for n in nodes}
     return {n.name: n.module.partition(".")[0] for n in graph.nodes if n.module and n.module != "loss"}
+
+
+def with_forward_again(graph: OpGraph, layout: TrainingLayout) -> TrainingLayout:
+    """The layout whose repeated layers run forward again before their backward (`forward_again`), as far as their calls give the same twice.
+
+    `graph`: of its micro-batches; segments of `layout` are of one layer or of none.
+    """
+    node, layer = {n.name: n for n in expand_losses(graph, layout.losses).nodes}, layer_of(graph)
+    exchanges = layout.exchanges or ()
+    if layout.batch_sums or any(x.again is True or x.copies is not msgspec.UNSET for x in exchanges):
+        return layout
+    by_key, groups = {s.key: s for s in layout.segments}, list[tuple[str, ...]]()
+    for stage in layout.stages:
+        for mine, run in groupby(stage.segments, lambda key: layer.get(base_node(by_key[key].nodes[0]), "")):
+            keys = tuple(run)
+            calls = [node[n] for key in keys for n in by_key[key].nodes]
+            if mine and not any(n.mutates_buffers or any(x in n.target for x in _NEVER[:4]) for n in calls):
+                groups.append(keys)
+    return msgspec.structs.replace(layout, forward_again=tuple(groups)) if groups else layout

@@ -14,11 +14,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ..errors import Unsupported
+from .context import neighbours
 from .experts import of_experts
 from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
 
 __all__ = [
-    "Cut", "Divided", "divided_parameters", "expert_shards", "least_part", "local_extent", "local_shape", "local_size", "local_value",
+    "Cut", "Divided", "divided_parameters", "expert_shards", "in_parts", "least_part", "local_extent", "local_shape", "local_size", "local_value",
     "local_values", "part_ranges", "places", "replica_groups", "sequence_values", "sharing",
 ]  # fmt: skip
 
@@ -132,8 +133,21 @@ def divided_parameters(layout: TrainingLayout, rank: int) -> dict[str, Divided]:
 
 
 def sharing(layout: TrainingLayout, replica: int, group: str) -> tuple[int, int]:
-    """(which, of how many) replicas with the same parameters of a group a data replica is: of all, of experts those with the same."""
-    return (replica // layout.expert, layout.data // layout.expert) if of_experts(group) else (replica, layout.data)
+    """(which, of how many) parts of a group a data replica owns: one of all; of experts, one of those with the same.
+
+    Neighbours come first: replica r · n + c of n neighbours owns the r-th part of the c-th of n blocks. So a gather goes between servers while it has
+    one block, and puts blocks together in the server. Where replicas with the same experts share a server (`copies_in_servers`), parts are in rank
+    order: a block is that of n neighbours, in as many servers, and is put together with those of their copies.
+    """
+    if of_experts(group):
+        return replica // layout.expert, layout.data // layout.expert
+    near = 1 if layout.copies_in_servers else neighbours(layout)[1]
+    return replica % near * (layout.data // near) + replica // near, layout.data
+
+
+def in_parts(layout: TrainingLayout) -> list[int]:
+    """Data replicas in the order of the parts that they own of a group that all divide."""
+    return sorted(range(layout.data), key=lambda d: sharing(layout, d, ""))
 
 
 def least_part(sizes: Sequence[int], parts: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Container, Sequence
 
 from ..graph.graph import OpGraph, Work
 from .experts import EXPERT_GRADIENTS
+from .forward_again import run_again
 from .plan import Segment, Stage, StepEnd, TrainingLayout
 from .precision import MASTER_BYTES
 from .shards import expert_shards, least_part, local_size, sharing
@@ -102,13 +103,14 @@ def state_bytes(layout: TrainingLayout, weights: int, held: int) -> int:
     return round(((state.optimizer + more) * weights + (state.gradient - state.message) * held) / state.weight)
 
 
-def parameter_bytes(layout: TrainingLayout, weights: int, level: int) -> int:
-    """Bytes of weights, gradients and state of so many bytes of weights, of which data replicas divide what sharding level `level` says. Without a
-    precision, Adam's."""
+def parameter_bytes(layout: TrainingLayout, weights: int, level: int, *, experts: bool = False) -> int:
+    """Bytes of weights, gradients and state of so many bytes of weights, of which data replicas (`experts`: those with the same) divide what sharding
+    level `level` says. Without a precision, Adam's."""
+    replicas = layout.data // layout.expert if experts else layout.data
     if layout.precision:
-        return round(weights / layout.precision.state.weight * layout.precision.state.at(level, layout.data))
+        return round(weights / layout.precision.state.weight * layout.precision.state.at(level, replicas))
     divided = min(level + 1, 3) + (level == 3) if level else 0  # of the four copies
-    return weights * (STATE_COPIES - divided) + weights * divided // layout.data
+    return weights * (STATE_COPIES - divided) + weights * divided // replicas
 
 
 def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
@@ -116,9 +118,10 @@ def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
 
     Where ranks have unequal shares, `<key>@<part>` is the work of one part; `<key>` that of the largest.
     """
-    works: dict[str, Work] = {}
+    works, again = dict[str, Work](), run_again(layout)
     for s in layout.segments:
-        for name, work in (("F", s.forward), *backward_works(s, split=layout.split_backward)):
+        second = (("R", s.forward),) if s.key in again else ()
+        for name, work in (("F", s.forward), *second, *backward_works(s, split=layout.split_backward)):
             works[f"{s.key}|{name}"] = work
             for part, share in enumerate(s.shares):
                 works[f"{s.key}|{name}@{part}"] = work.share(share, max(s.shares))

@@ -35,6 +35,8 @@ PLACE, SHARE, BACK = "meshwright.batch_place.default", "meshwright.batch_share.d
 LIKE = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")  # of nothing but a shape and a type
 CREATED = ("zeros", "ones", "full", "expand", "repeat", *LIKE)  # alike in every row
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+AS_THEY_LIE = (*VIEWS, "unsqueeze", "squeeze", "to", "alias", "contiguous", "clone", "detach")  # of a row of numbers: its elements in order
+PICKING = ("index", "index_put", "index_put_")
 TURNS = ("t", "transpose", "permute", "numpy_T", "mT", "adjoint", "alias", "detach")
 SCALED = ("mul", "div", "true_divide", "add", "sub", "rsub", "pow")
 OWN, FIXED, PLACED, WHOLE, TERM = "own", "fixed", "placed", "whole", "term"
@@ -97,6 +99,7 @@ class _Reader:
                 if (first := next((x for x in node.outputs if x is not None), None)) is not None:
                     shapes[n.name] = first.shape
         self.terms = _terms(nodes, self.shape, loss)
+        self.numbers: set[str] = set()  # values that are the numbers of the samples, in order
         self.names: dict[str, str] = {}  # of values as the calls of the whole batch read them
 
     def calls(self) -> list[Call]:
@@ -105,13 +108,15 @@ class _Reader:
     def call(self, n: Any) -> Iterator[Call]:
         kinds = {self.kind.get(v, FIXED) for v in n.inputs}
         name = operator_name(n.target)
+        if self.is_numbers(n, name):
+            self.numbers.add(n.name)
         if n.name in self.terms and (TERM in kinds or (OWN in kinds and not kinds & {WHOLE, PLACED})):
             self.kind[n.name] = TERM
             yield Call(n.name, "own", n.name)
         elif not kinds & {OWN, WHOLE, TERM} or n.name not in self.shape or (name in LIKE and WHOLE not in kinds):
             self.kind[n.name] = self.without_samples(n, name, kinds)
             yield Call(n.name, "own", n.name)
-        elif OWN in kinds and PLACED not in kinds and self.stays_own(n, name):
+        elif (name in PICKING and self.picks_own(n)) or (OWN in kinds and PLACED not in kinds and self.stays_own(n, name)):
             self.kind[n.name] = OWN
             yield Call(n.name, "own", n.name)
         elif OWN in kinds and not kinds & {PLACED, WHOLE} and sums_samples(n, name, self.dim, self.shape):
@@ -133,6 +138,23 @@ class _Reader:
             return OWN
         return PLACED
 
+    def is_numbers(self, n: Any, name: str) -> bool:
+        if name == "arange":
+            return all(x.args in ([rows], [0, rows], [0, rows, 1]) for x, rows in ((n, self.rows), (self.whole[n.name], self.all_rows)))
+        return name in AS_THEY_LIE and self.numbers.issuperset(n.inputs[:1]) and bool(n.inputs) and prod(self.shape[n.name]) == self.rows
+
+    def picks_own(self, n: Any) -> bool:
+        """Whether it takes of every sample, or sets in it, what it finds by that sample: `x[torch.arange(len(x)), places]`."""
+        source, *others = n.inputs
+        picks = [p["value"] if p else None for p in n.args[1]]
+        at, changed = self.dim.get(source, len(picks)), self.changed(n.name)
+        if self.kind.get(source) != OWN or self.shape[source][at] != self.rows or at >= len(picks) or picks[at] not in self.numbers:
+            return False
+        if any(self.kind.get(v, FIXED) not in (OWN, FIXED) for v in others if v not in self.numbers) or len(changed) != 1:
+            return False
+        self.dim[n.name], self.outer[n.name] = changed[0], 1
+        return bool(self.shape[n.name][changed[0]] == self.rows)
+
     def changed(self, value: str) -> list[int]:
         """Dimensions that the batch changes; of an unlike number of dimensions, all."""
         a, b = self.shape.get(value, ()), self.whole_shape.get(value, ())
@@ -150,11 +172,12 @@ class _Reader:
         if name in SCALED and n.args != self.whole[n.name].args:  # a number of samples among the operands
             return False
         own, inputs = [v for v in n.inputs if self.kind.get(v) == OWN], len(n.inputs)
-        joined = name == "cat" and len(own) == inputs and {self.dim[v] for v in own} == {changed[0]} and len({self.inner(v) for v in own}) == 1
-        if mixes(n, name, {v: self.dim[v] for v in own}, self.shape) or any(self.dim[v] in contracted(n, name, v, self.shape) for v in own):
-            if not joined:
-                return False
-        elif len({self.outer[v] for v in own}) > 1:
+        together = mixes(n, name, {v: self.dim[v] for v in own}, self.shape) or any(self.dim[v] in contracted(n, name, v, self.shape) for v in own)
+        alike = len(own) == inputs and {self.dim[v] for v in own} == {changed[0]} and len({self.inner(v) for v in own}) == 1
+        joined = together and name == "cat" and alike  # along the samples: of channels, as in U-Nets, the samples stay as they lie
+        if together and not joined:
+            return False
+        if not joined and len({self.outer[v] for v in own}) > 1:
             return False
         self.dim[n.name] = changed[0]
         outer = sum(self.outer[v] for v in own) if joined else self.outer[own[0]]

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .layer_messages import LayerMessages
+from .layer_messages import MAX_WHOLE, LayerMessages
 from .layer_profile import Entry, LayerProfile, LayerSize, LayerTime, ProfileEntryMissing
 from .state_bytes import StateBytes
 
@@ -167,7 +167,7 @@ class LayerTable:
         # a ring's bytes, of `same` members as of `copies`; a share of what is held, by the copies of each part
         ring = parameters - experts * (1 - (same - 1) * copies / (same * (copies - 1)) if copies > 1 else 0.0)
         held = (parameters - experts) / copies + experts / same
-        gather, scatter, own_forward_s, own_backward_s = 0.0 * parameters, 0.0 * parameters, forward_s, backward_s
+        gather, scatter, own_forward_s, own_backward_s = np.zeros_like(parameters), np.zeros_like(parameters), forward_s, backward_s
         wire = ring * self.state.message
         if choice.sharding >= 1:
             update_s = update_s * np.divide(held, parameters, out=np.zeros_like(held), where=parameters > 0)
@@ -177,16 +177,10 @@ class LayerTable:
             update_s = update_s + 2 * (inner - 1) / inner * wire / inside
             wire = wire / inner
         if choice.sharding >= 2 and copies > 1:
-            gpus = self.gpus_per_server.get(entry.device, 1)
-            near = replicas * entry.tensor <= gpus
-            # A library runs as many rings as a server has replicas of the group, each through a NIC of its own: the group has all their shares.
-            rate = self._rate(entry.device, "inside") if near else self._rate(entry.device, "outside") * max(1, gpus // entry.tensor)
-            if not near and self.inside_Bps.get(entry.device):
-                rate = min(rate, self.inside_Bps[entry.device])
-            part = (copies - 1) / copies * ring / rate
-            # a ring goes through every server once: one hop between servers, the others inside
-            far = 0 if near else -(-copies * entry.tensor // (gpus * inner))
-            hops = far * self.outside_hop_s.get(entry.device, 0.0) + (copies - 1 - far) * self.inside_hop_s.get(entry.device, 0.0)
+            part, hops = self._ring(entry, parameters - experts, copies, 1, replicas)
+            if self.experts > 1 and same > 1:  # after it, of experts, one over the replicas that have the same
+                own, more = self._ring(entry, experts, same, self.experts, replicas)
+                part, hops = part + own, hops + more * (experts > 0)
             gather = part * self.state.weight + hops if choice.sharding == 3 else gather
             scatter = part * self.state.message + hops
             after = scatter + gather
@@ -195,11 +189,11 @@ class LayerTable:
                 forward_s, backward_s = np.maximum(own_forward_s, gather), np.maximum(own_backward_s, after)
             else:
                 forward_s, backward_s = forward_s + gather, backward_s + after
-                gather, scatter = 0.0 * gather, 0.0 * scatter
+                gather, scatter = np.zeros_like(gather), np.zeros_like(scatter)
             # level 2 after the last micro-batch: the all-gather of weights only, in gradient-ring bytes (a ring moves them twice)
-            wire = ring * self.state.weight / 2 if choice.sharding == 2 else 0.0 * parameters
-        # level 2 has one layer's gradients whole for a while, level 3 also its weights and the next one's
-        gathered = parameters * (0.0, 0.0, self.state.gradient, self.state.gradient + 2 * self.state.weight)[choice.sharding]
+            wire = ring * self.state.weight / 2 if choice.sharding == 2 else np.zeros_like(parameters)
+        # level 2 has one layer's gradients whole for a while, level 3 also its weights and those gathered ahead
+        gathered = parameters * (0.0, 0.0, self.state.gradient, self.state.gradient + MAX_WHOLE * self.state.weight)[choice.sharding]
         state_bytes = (parameters - experts) * self.state.at(choice.sharding, copies) + experts * self.state.at(choice.sharding, same)
         working_bytes = np.maximum(0.0, most_bytes - kept_bytes) + gathered
         # what is computed again for the input's gradient stays for the weights' one
@@ -208,6 +202,20 @@ class LayerTable:
             forward_s, backward_s, update_s, weights_s, wire, state_bytes, kept_bytes, working_bytes, output_bytes * inner, left_bytes * inner,
             gather, scatter, own_forward_s, own_backward_s,
         )  # fmt: skip
+
+    def _ring(self, entry: Entry, parameters: F64, members: int, apart: int, replicas: int) -> tuple[F64, F64]:
+        """(seconds per byte of a parameter, seconds of hops) of one turn of a ring over `members` copies, so many replicas apart."""
+        gpus = self.gpus_per_server.get(entry.device, 1)
+        near = replicas * entry.tensor <= gpus
+        # A library runs as many rings as a server has members of the group, each through a NIC of its own: the group has all their shares.
+        here = max(1, gpus // (entry.tensor * apart))
+        rate = self._rate(entry.device, "inside") if near else self._rate(entry.device, "outside") * here
+        if not near and self.inside_Bps.get(entry.device):
+            rate = min(rate, self.inside_Bps[entry.device])
+        # a ring goes through every server once: one hop between servers, the others inside
+        far = 0 if near else min(members, -(-replicas * entry.tensor // gpus))
+        hops = far * self.outside_hop_s.get(entry.device, 0.0) + (members - 1 - far) * self.inside_hop_s.get(entry.device, 0.0)
+        return (members - 1) / members * parameters / rate, np.full_like(parameters, hops)
 
     def _rate(self, device: str, where: Literal["inside", "outside"]) -> float:
         rate = (self.inside_Bps if where == "inside" else self.outside_Bps).get(device, 0.0)

@@ -19,7 +19,9 @@ from .program import Kind, Program
 
 __all__ = ["first_microbatches"]
 
-KINDS = ("saved", "act", "grad", "gradpart", "actall", "actagain", "actsum", "gradall", "inputs")  # of buffers that are of one micro-batch
+KINDS = (  # of buffers that are of one micro-batch
+    "saved", "act", "grad", "gradpart", "actall", "actagain", "actsum", "remade", "remadeall", "remadesum", "gradall", "inputs",
+)  # fmt: skip
 
 
 def first_microbatches(p: Program, count: int) -> Program:
@@ -30,7 +32,7 @@ def first_microbatches(p: Program, count: int) -> Program:
     s, n = p.steps, len(p.steps)
     mine = np.full(n, -1, np.int64)
     compute, call = s.kind == Kind.COMPUTE, s.kind == Kind.CALL
-    of_op = np.where(np.array([name in ("F", "B") for name in p.ops.name], bool), p.ops.microbatch, -1)
+    of_op = np.where(np.array([name in ("F", "R", "B") for name in p.ops.name], bool), p.ops.microbatch, -1)
     mine[compute] = of_op[s.op[compute]]
     first_bound = p.calls.binds.ptr[:-1] + 1  # (callee's buffer, buffer, chunk): all that a call binds is of one micro-batch, or of none
     mine[call] = of_buffer[p.calls.binds.values[first_bound]][s.op[call]] if len(p.calls) else -1

@@ -18,7 +18,7 @@ def phases(inlined: InlinedProgram) -> NDArray[np.int8]:
     else pipeline."""
     p = inlined.program
     out = np.zeros(len(p.steps), np.int8)
-    by_op = {"F": 1, "loss": 1, "B": 2, "I": 2, "W": 2, "encode": 5, "advance": 5, "decode": 5, "norm": 6, "optimizer": 6}
+    by_op = {"F": 1, "loss": 1, "R": 2, "B": 2, "I": 2, "W": 2, "encode": 5, "advance": 5, "decode": 5, "norm": 6, "optimizer": 6}
     of_op = np.array([by_op.get(name, 7) for name in p.ops.name] + [0], np.int8)
     compute = p.steps.kind == Kind.COMPUTE
     out[compute] = of_op[p.steps.op[compute]]

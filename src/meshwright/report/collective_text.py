@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from fractions import Fraction
 from textwrap import fill
@@ -15,6 +16,7 @@ from ..io.quantity import show_rate, show_size, show_time
 
 __all__ = ["bound_document", "bound_line", "bound_values", "head_of", "plan_document", "plan_line"]
 
+MAX_COLUMNS = 100  # lines are not longer, and not wider than a terminal
 MAX_EXPLAINED = 3  # refusals that are explained one by one; more are counted
 
 
@@ -114,6 +116,11 @@ def plan_line(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> str:
         line += f", bound {show_time(bound_s)}" + (f" ({100 * (best.time_s / bound_s - 1):.1f} % above)" if bound_s else "")
     if "time" in best.plan.notes:
         line += "\n" + _filled(str(best.plan.notes["time"]))
+    if "shortest_ways" in best.plan.notes:
+        least = best.plan.notes["shortest_ways"]
+        why = f"along shortest ways no plan takes less than {show_time(least['least_s'])}: {least['shards']} shards have no way"
+        why += f" {'from' if problem.op == 'reduce-scatter' else 'to'} {least['rank']} but its links {_named(least['ports'])}"
+        line += "\n" + _filled(why + "; --strategy auto weighs detours too")
     lost = [f"{other.strategy} {show_time(other.time_s)}" for other in ranked[1:] if other.time_s is not None]
     refused = [other for other in ranked[1:] if other.time_s is None]
     if lost:
@@ -123,8 +130,13 @@ def plan_line(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> str:
     return line + "".join("\n" + _filled(f"{other.strategy} refused: {other.why}") for other in refused if len(refused) <= MAX_EXPLAINED)
 
 
+def _named(ports: Sequence[str]) -> str:
+    return "with " + ", ".join(ports[:MAX_EXPLAINED]) + (f" and {len(ports) - MAX_EXPLAINED} more" if len(ports) > MAX_EXPLAINED else "")
+
+
 def _filled(text: str) -> str:
-    return fill(text, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    columns = min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)
+    return fill(text, columns, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _what(problem: CollectiveProblem) -> str:

@@ -124,7 +124,10 @@ def _clocks(found: Breakdown) -> list[str]:
     lines = [""]
     clocks = found.clocks
     for t, shift, uncertain, spread in zip(found.times, clocks.shift_ns, clocks.uncertain_ns, clocks.spread_ns, strict=True):
-        if t.rank != found.times[0].rank and (shift or uncertain or spread):
+        if t.rank != found.times[0].rank and spread and not (shift or uncertain):
+            apart = f"ends of collectives differ by {seconds_text(spread / 1e9)} in the middle"
+            lines.append(f"rank {t.rank}: on the machine of rank {found.times[0].rank}, so on its clock; {apart}")
+        elif t.rank != found.times[0].rank and (shift or uncertain or spread):
             sure = f"proven within {seconds_text(uncertain / 1e9)}" if uncertain >= 0 else "nothing bounds it"
             ends = f"ends of collectives agree within {seconds_text(spread / 1e9)}"
             lines.append(f"rank {t.rank}: clock shifted by {seconds_text(shift / 1e9)}; {ends}, {sure}")

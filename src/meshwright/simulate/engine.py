@@ -11,18 +11,24 @@ them at once until all are released. Steps with duration 0 take no event. Comput
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..kernels import event_heap
 from ..kernels.compile import fingerprint, inlined, kernel
+from ..kernels.effort import look
 from ..kernels.event_heap import heap_pop, heap_put
+from ..kernels.interrupts import raised_on_interrupt
 from . import exclusive, fair, processors
 from .exclusive import exclusive_inject, exclusive_pass
 from .fair import fair_begin, fair_end, fair_settle
 from .processors import ask, begin_processors, post, processor_event
-from .tables import COMPLETE, SENDING, TAKEN
+from .tables import COMPLETE, SENDING, TAKEN, LinkTables, ProgramTables, State
 
-__all__ = ["run"]
+__all__ = ["finished", "run"]
+
+_STOP = 6  # where `number` has the flag that ends a run
 
 # numba freezes these: kinds of steps, phases of a lane
 _COMPUTE, _TRANSFER = 0, 1
@@ -321,7 +327,8 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
 
     @kernel
     def run(t, k, s, record):  # type: ignore[no-untyped-def]
-        """Simulate until nothing can happen any more. Returns the time of the last event; `s.number[3]` lanes are not finished."""
+        """Simulate until nothing can happen any more, or the flag is raised. Returns the time of the last event; `s.number[3]` lanes are not
+        finished."""
         now = 0.0
         number = s.number
         number[5] = sources
@@ -334,7 +341,7 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
             else:
                 s.lane[lane].sub = t.after_ptr[t.lane_start[lane]]
             _wake(s, lane)
-        while True:
+        while number[_STOP] == 0:
             while s.heap.queued[0] > 0 and s.heap.time[s.heap.order[0]] <= now:
                 _event(t, k, s, heap_pop(s.heap), now, record)
             if number[2] > 0:
@@ -350,9 +357,21 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
             elif s.heap.queued[0] > 0:
                 now = s.heap.time[s.heap.order[0]]
             else:
-                return now
+                break
+        return now
 
     return run
 
 
 run = _entry(fingerprint(__file__, exclusive.__file__, fair.__file__, processors.__file__, event_heap.__file__))
+
+
+def finished(t: ProgramTables, k: LinkTables, make: Callable[[], State], record: bool) -> State:
+    """The state in which nothing can happen any more, from the one that `make` gives. Raises: TimeLimit where an interrupt ends the search."""
+    while True:
+        state = make()
+        with raised_on_interrupt(state.number[_STOP:]):
+            run(t, k, state, record)
+        if not state.number[_STOP]:
+            return state
+        look()  # the interrupt was for something that is over: again

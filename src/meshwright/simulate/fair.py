@@ -5,9 +5,10 @@ others go on (Bertsekas and Gallager, "Data Networks", section 6.5). Links whose
 one bottleneck, so symmetric flows get equal bits. Rates are worked out once per instant, after everything that happens at it, and
 only for the flows that are connected through links with a flow that began or ended. A channel carries one flow at a time (its
 sender waits for the end); a flow that ends where the channel's next one begins changes no rate and costs nothing. Links that only one
-channel can use are no lists of flows but a cap on that channel's rate.
+channel can use are no lists of flows but a cap on that channel's rate. Channels that share the same links under the same cap are a
+bundle, whose flows have one rate: links list bundles, and flows are looked at where that rate changes.
 The sender is released when the flow ends; the message arrives after the latencies of its route.
-Cost per instant: O(bottlenecks · links + hops) of the connected part, O(log) per flow whose rate changed.
+Cost per instant: O(bottlenecks · links + bundles' hops) of the connected part, O(log) per flow whose rate changed.
 """
 
 from __future__ import annotations
@@ -91,61 +92,83 @@ def fair_end(s, c):  # type: ignore[no-untyped-def]
 
 @inlined
 def _attach(k, s, c):  # type: ignore[no-untyped-def]
-    for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+    """Channel `c`'s flow joins its bundle, and with its first flow the bundle its links."""
+    b = np.int64(k.bundle[c])
+    bundle = s.bundle[b]
+    s.active[bundle.first + bundle.flows] = c
+    s.channel[c].place = bundle.first + bundle.flows
+    bundle.flows += 1
+    for at in range(k.shared_ptr[b], k.shared_ptr[b + 1]):
         link = s.link[k.shared_link[at]]
-        place = link.first + link.flows
-        s.member[place] = at
-        s.member_channel[place] = c
-        s.member_place[at] = place
         link.flows += 1
+        if bundle.flows == 1:
+            place = link.first + link.bundles
+            s.member[place] = at
+            s.member_bundle[place] = b
+            s.member_place[at] = place
+            link.bundles += 1
 
 
 @inlined
 def _detach(k, s, c):  # type: ignore[no-untyped-def]
-    """The last flow of each link takes the place of the one that goes."""
-    for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+    """The last of a list takes the place of the one that goes."""
+    b = np.int64(k.bundle[c])
+    bundle = s.bundle[b]
+    bundle.flows -= 1
+    other = s.active[bundle.first + bundle.flows]
+    s.active[s.channel[c].place] = other
+    s.channel[other].place = s.channel[c].place
+    for at in range(k.shared_ptr[b], k.shared_ptr[b + 1]):
         link = s.link[k.shared_link[at]]
         link.flows -= 1
-        last, place = link.first + link.flows, s.member_place[at]
-        s.member[place] = s.member[last]
-        s.member_channel[place] = s.member_channel[last]
-        s.member_place[s.member[last]] = place
+        if bundle.flows == 0:
+            link.bundles -= 1
+            last, place = link.first + link.bundles, s.member_place[at]
+            s.member[place] = s.member[last]
+            s.member_bundle[place] = s.member_bundle[last]
+            s.member_place[s.member[last]] = place
 
 
 @inlined
 def _collect(k, s, links):  # type: ignore[no-untyped-def]
-    """All links and flows connected to the first `links` entries of the link stack: (links, flows)."""
+    """All links and bundles connected to the first `links` entries of the link stack: (links, bundles, flows)."""
     epoch = s.work[1]
-    flows = 0
-    done = 0
+    bundles, flows, done = 0, 0, 0
     while done < links:
         link = s.link[s.stack_links[done]]
         done += 1
-        for place in range(link.first, link.first + link.flows):
-            c = s.member_channel[place]
-            flow = s.channel[c]
-            if flow.mark == epoch:
+        for place in range(link.first, link.first + link.bundles):
+            b = s.member_bundle[place]
+            bundle = s.bundle[b]
+            if bundle.mark == epoch:
                 continue
-            flow.mark = epoch
-            flow.fresh_rate = -1.0
-            s.stack_flows[flows] = c
-            flows += 1
-            for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+            bundle.mark = epoch
+            bundle.fresh_rate = -1.0
+            s.stack_bundles[bundles] = b
+            bundles += 1
+            flows += bundle.flows
+            for at in range(k.shared_ptr[b], k.shared_ptr[b + 1]):
                 other = k.shared_link[at]
                 if s.link[other].mark != epoch:
                     s.link[other].mark = epoch
                     s.stack_links[links] = other
                     links += 1
-    return links, flows
+    return links, bundles, flows
 
 
 @inlined
-def _fix(k, s, c, level):  # type: ignore[no-untyped-def]
-    s.channel[c].fresh_rate = level
-    for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+def _fix(k, s, b, level):  # type: ignore[no-untyped-def]
+    """All flows of a bundle go at `level`. Returns how many."""
+    flows = s.bundle[b].flows
+    s.bundle[b].fresh_rate = level
+    for at in range(k.shared_ptr[b], k.shared_ptr[b + 1]):
         link = s.link[k.shared_link[at]]
-        link.left -= level
-        link.open_flows -= 1
+        left = link.left
+        for _ in range(flows):  # one by one: the bits do not depend on who is bundled with whom
+            left -= level
+        link.left = left
+        link.open_flows -= flows
+    return flows
 
 
 @inlined
@@ -163,18 +186,18 @@ def _open(k, s, links):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
-    """Progressive filling of the links and flows on the stacks; writes `fresh_rate`. Both stacks are reordered."""
+def _fill(k, s, links, bundles, flows):  # type: ignore[no-untyped-def]
+    """Progressive filling of the links and bundles on the stacks; writes `fresh_rate`. Both stacks are reordered."""
     links = _open(k, s, links)
     level = 0.0
-    while flows > 0:
+    while bundles > 0:
         s.work[2] += links + flows
         least = np.inf
         for n in range(links):
             link = s.link[s.stack_links[n]]
             least = min(least, link.left / link.open_flows)
-        for n in range(flows):
-            least = min(least, k.cap[s.stack_flows[n]])
+        for n in range(bundles):
+            least = min(least, k.cap[s.stack_bundles[n]])
         # the level at which the next link is full or a flow at its cap; rounding of `left` must not make it fall
         level = max(level, least)
         limit = level * SAME_RATE_FACTOR
@@ -185,14 +208,14 @@ def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
                 s.stack_links[n] = s.stack_links[full]
                 s.stack_links[full] = number
                 full += 1
-        for n in range(flows):
-            if k.cap[s.stack_flows[n]] <= limit:  # it cannot use more, and leaves the rest of its links to the others
-                _fix(k, s, np.int64(s.stack_flows[n]), level)
+        for n in range(bundles):
+            if k.cap[s.stack_bundles[n]] <= limit:  # they cannot use more, and leave the rest of their links to the others
+                flows -= _fix(k, s, np.int64(s.stack_bundles[n]), level)
         for n in range(full):
             link = s.link[s.stack_links[n]]
-            for place in range(link.first, link.first + link.flows):
-                if s.channel[s.member_channel[place]].fresh_rate < 0.0:
-                    _fix(k, s, np.int64(s.member_channel[place]), level)
+            for place in range(link.first, link.first + link.bundles):
+                if s.bundle[s.member_bundle[place]].fresh_rate < 0.0:
+                    flows -= _fix(k, s, np.int64(s.member_bundle[place]), level)
         kept = 0
         for n in range(full, links):
             if s.link[s.stack_links[n]].open_flows > 0:
@@ -200,12 +223,12 @@ def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
                 kept += 1
         links = kept
         n = 0
-        while n < flows:  # flows without a rate to the front
-            c = s.stack_flows[n]
-            if s.channel[c].fresh_rate >= 0.0:
-                flows -= 1
-                s.stack_flows[n] = s.stack_flows[flows]
-                s.stack_flows[flows] = c
+        while n < bundles:  # those without a rate to the front
+            b = s.stack_bundles[n]
+            if s.bundle[b].fresh_rate >= 0.0:
+                bundles -= 1
+                s.stack_bundles[n] = s.stack_bundles[bundles]
+                s.stack_bundles[bundles] = b
             else:
                 n += 1
 
@@ -223,32 +246,30 @@ def _change_rate(s, c, rate, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def _apply(t, k, s, links, now):  # type: ignore[no-untyped-def]
-    """New rates for the flows of one connected part, whose links are the first on the stack."""
-    links, flows = _collect(k, s, links)
+    """New rates for the bundles of one connected part, whose links are the first on the stack, and for their flows that had one."""
+    links, bundles, flows = _collect(k, s, links)
     for n in range(links):
         if k.burst[s.stack_links[n]] > 0.0:
             _refill(k, s, s.stack_links[n], now)
-    _fill(k, s, links, flows)
+    _fill(k, s, links, bundles, flows)
     lanes, heap = len(t.lane_start), s.heap
     at_once = 4 * flows > heap.queued[0]  # much of the queue changes, hardly its order
-    fresh = 0
-    for n in range(flows):
-        c = np.int64(s.stack_flows[n])
-        if s.channel[c].fresh_rate != s.channel[c].rate:
-            ends = _change_rate(s, c, s.channel[c].fresh_rate, now)
-            if not at_once:
-                heap_put(heap, lanes + c, ends, (lanes + c) << 32)
-            elif heap.place[lanes + c] >= 0:
+    for n in range(bundles):
+        bundle = s.bundle[s.stack_bundles[n]]
+        if bundle.fresh_rate == bundle.rate:
+            continue
+        bundle.rate = bundle.fresh_rate
+        for place in range(bundle.first, bundle.first + bundle.flows):
+            c = np.int64(s.active[place])
+            if s.channel[c].rate == 0.0:  # it has just begun
+                continue
+            ends = _change_rate(s, c, bundle.rate, now)
+            if at_once:
                 heap.time[lanes + c] = ends
             else:
-                s.channel[c].fresh_rate = ends
-                s.stack_flows[fresh] = c
-                fresh += 1
+                heap_put(heap, lanes + c, ends, (lanes + c) << 32)
     if at_once:
         heap_repair(heap)
-        for n in range(fresh):
-            c = np.int64(s.stack_flows[n])
-            heap_put(heap, lanes + c, s.channel[c].fresh_rate, (lanes + c) << 32)
 
 
 @inlined
@@ -269,13 +290,18 @@ def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
         c = np.int64(s.touched[n])
         if c < 0:
             continue
-        alone = k.shared_ptr[c] == k.shared_ptr[c + 1]  # it has all its links for itself
-        if alone and s.channel[c].flow == 1 and s.channel[c].rate != k.cap[c]:
-            heap_put(s.heap, len(t.lane_start) + c, _change_rate(s, c, k.cap[c], now), (len(t.lane_start) + c) << 32)
-        for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+        b = np.int64(k.bundle[c])
+        if k.shared_ptr[b] == k.shared_ptr[b + 1]:  # it has all its links for itself
+            s.bundle[b].rate = k.cap[b]
+        for at in range(k.shared_ptr[b], k.shared_ptr[b + 1]):
             link = k.shared_link[at]
             if s.link[link].mark != s.work[1]:
                 s.link[link].mark = s.work[1]
                 s.stack_links[0] = link
                 _apply(t, k, s, 1, now)
+    for n in range(s.work[0]):
+        c = np.int64(s.touched[n])
+        if c >= 0 and s.channel[c].flow == 1:  # it has begun
+            slot = len(t.lane_start) + c
+            heap_put(s.heap, slot, _change_rate(s, c, s.bundle[k.bundle[c]].rate, now), slot << 32)
     s.work[0] = 0

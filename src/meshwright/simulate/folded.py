@@ -28,7 +28,7 @@ from ..program.fold import generators, image, members, representative, require_f
 from ..program.fold_calls import inline_folded
 from ..program.program import Fold, Program
 from ..timeline import Timeline
-from .engine import run
+from .engine import finished
 from .network import Mode, Network, link_names, used_channels
 from .pricing import durations
 from .results import make_timeline, refuse_unfinished
@@ -199,8 +199,7 @@ def simulate_folded(
         time_s = np.zeros(len(p.steps))
     tables, messages = program_tables(p, time_s, p.message_bytes(), p.channels.depth.astype(np.int64))
     links = link_tables(folded.network)
-    state = make_state(tables, links, messages, record=record)
-    run(tables, links, state, record)
+    state = finished(tables, links, lambda: make_state(tables, links, messages, record=record), record)
     refuse_unfinished(p, tables, state)
     makespan_s = float(max(state.step["last_end"].max(initial=0.0), 0.0))
     attributes = {"network": folded.network.mode, "program": program.name, "folded_members": fold.members}

@@ -109,7 +109,7 @@ def _go_on(t, s, first_slot, p, now, running, record):  # type: ignore[no-untype
     _plan(t, s, first_slot, p, now, _rate(t, s, p, s.pool[0]))
 
 
-@inlined
+@called
 def _take(t, s, first_slot, p, now, running, record):  # type: ignore[no-untyped-def]
     """Serve what was asked for next, if anything was."""
     lane = np.int64(s.processor[p].first)
@@ -148,7 +148,7 @@ def post(t, s, first_slot, p, now, work_s):  # type: ignore[no-untyped-def]
     """A send's work: nobody waits for it, what is asked for later comes behind it."""
     s.processor[p].posted += work_s
     if s.processor[p].head == _NOBODY:
-        _take(t, s, first_slot, p, now, now <= s.processor[p].free, False)
+        _take(t, s, first_slot, p, now, now <= s.processor[p].free, np.bool_(False))
 
 
 @inlined
@@ -179,7 +179,7 @@ def begin_processors(t, s, first_slot):  # type: ignore[no-untyped-def]
         else:
             _has_begun(t, s, first_slot, p, 0.0)
             if s.processor[p].posted > 0.0:
-                _take(t, s, first_slot, np.int64(p), 0.0, True, False)
+                _take(t, s, first_slot, np.int64(p), 0.0, np.bool_(True), np.bool_(False))
 
 
 @called
@@ -189,10 +189,10 @@ def processor_event(t, s, first_slot, p, now, record):  # type: ignore[no-untype
         for other in range(len(t.quota)):
             if s.processor[other].state == _PARKED:
                 s.processor[other].rest = WAKE_S
-                _go_on(t, s, first_slot, np.int64(other), now, False, record)
+                _go_on(t, s, first_slot, np.int64(other), now, np.bool_(False), record)
         return np.int64(-1)
     if s.processor[p].state != _RUNS:
-        _go_on(t, s, first_slot, p, now, False, record)
+        _go_on(t, s, first_slot, p, now, np.bool_(False), record)
         return np.int64(-1)
     rate = _rate(t, s, p, s.pool[0])
     ends = s.processor[p].since + s.processor[p].part / rate <= s.processor[p].refill
@@ -211,5 +211,5 @@ def processor_event(t, s, first_slot, p, now, record):  # type: ignore[no-untype
             s.instance[t.record_at[step] + s.lane[lane].turn].local_end = now
     elif s.processor[p].opens:
         _has_begun(t, s, first_slot, p, now)
-    _take(t, s, first_slot, p, now, True, record)
+    _take(t, s, first_slot, p, now, np.bool_(True), record)
     return lane if lane >= 0 else np.int64(-1)

@@ -16,7 +16,7 @@ from ..graph.graph import Work
 from ..program.calls import inline
 from ..program.program import Program
 from ..timeline import Timeline
-from .engine import run
+from .engine import finished
 from .folded import simulate_folded
 from .network import Mode, compile_network
 from .pricing import durations, on_processors
@@ -71,12 +71,8 @@ def simulate_program(
     time_s, processors = on_processors(p, cost if durations_s is None else None, fabric, placement, time_s, works)
     tables, messages = program_tables(p, time_s, _message_bytes(p, sizes), _depths(p, depth), processors)
     links_t = link_tables(links)
-    state = make_state(tables, links_t, messages, record=record)
-    if np.any(tables.quota > 0):
-        start = _typical_start(p, tables, links_t, messages)
-        for name in ("left", "refill"):
-            state.processor[name] = start[name]
-    run(tables, links_t, state, record)
+    start = _typical_start(p, tables, links_t, messages) if np.any(tables.quota > 0) else None
+    state = finished(tables, links_t, lambda: _started(make_state(tables, links_t, messages, record=record), start), record)
     refuse_unfinished(p, tables, state)
     makespan_s = _makespan_s(state)
     attributes: dict[str, Any] = {"network": links.mode, "segment_bytes": segment_bytes, "program": program.name}
@@ -99,6 +95,14 @@ def simulate_stored(
     return simulate_program(program, fabric, placement, cost, works=works, programs=programs, record=record, transfers=transfers)
 
 
+def _started(state: State, processors: NDArray[Any] | None) -> State:
+    """With what its processors have left at the start, and when they get more."""
+    if processors is not None:
+        for name in ("left", "refill"):
+            state.processor[name] = processors[name]
+    return state
+
+
 def _makespan_s(state: State) -> float:
     return float(max(state.step["last_end"].max(initial=0.0), 0.0))
 
@@ -112,10 +116,7 @@ def _typical_start(p: Program, tables: ProgramTables, links: LinkTables, message
     """
 
     def after(start: NDArray[Any]) -> State:
-        state = make_state(tables, links, messages, record=False)
-        for name in ("left", "refill"):
-            state.processor[name] = start[name]
-        run(tables, links, state, False)
+        state = finished(tables, links, lambda: _started(make_state(tables, links, messages, record=False), start), False)
         refuse_unfinished(p, tables, state)
         return state
 

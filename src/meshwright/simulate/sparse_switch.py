@@ -30,6 +30,7 @@ from ..kernels.sparse_block import DENSE, HELD, NUMBER_BYTES, PAIR_BYTES, WAITIN
 __all__ = ["Level", "Reduction", "SparseSwitch", "random_supports", "reduce_sparse", "union_pairs", "ways"]
 
 HEADER_BYTES = 58  # of a packet on the wire: Ethernet, IP, UDP, and a header of 16 bytes
+MAX_DRAWN = 1 << 34  # elements of all hosts: one random number each, a minute or two
 MAX_PAIRS = 1 << 25  # of all hosts together: some seconds, 1 GB
 MAX_ELEMENTS = 1 << 31  # of a message: the hash of an index is worked out in 64 bits
 
@@ -81,8 +82,9 @@ def union_pairs(elements: int, density: float, hosts: int) -> float:
 
 def random_supports(elements: int, density: float, hosts: int, *, overlap: float = 0.0, seed: int = 0) -> list[NDArray[np.int64]]:
     """Ascending indices per host, each taken with probability `density`; `overlap`: this share of a host's comes from one list for all."""
-    if not 0 <= density <= 1 or not 0 <= overlap <= 1 or elements < 1 or hosts < 1 or elements * density * hosts > MAX_PAIRS:
-        hint = f"densities from 0 to 1, at most {MAX_PAIRS:,} pairs in all"
+    drawn = elements * hosts
+    if not 0 <= density <= 1 or not 0 <= overlap <= 1 or min(elements, hosts) < 1 or drawn * density > MAX_PAIRS or drawn > MAX_DRAWN:
+        hint = f"densities from 0 to 1, at most {MAX_PAIRS:,} pairs in all and {MAX_DRAWN:,} elements of all hosts together"
         raise UsageError(f"{hosts} hosts of {elements} elements at density {density:g}", where="density", hint=hint)
     rng = np.random.default_rng(seed)
     common = rng.random(elements) < density

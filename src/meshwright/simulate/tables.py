@@ -77,9 +77,10 @@ class LinkTables(NamedTuple):
     burst: F64
     library: F64  # per channel: added to the arrival
     flight: F64  # per channel: all latencies of its route and the library's
-    shared_ptr: I32  # per channel: the links of its route that others may use too, or that have a bucket
+    bundle: I32  # per channel: channels that share the same links under the same cap are one bundle; their flows always have the same rate
+    shared_ptr: I32  # per bundle: the links of its routes that others may use too, or that have a bucket
     shared_link: I32
-    cap: F64  # per channel: least rate of the other links, inf if there are none
+    cap: F64  # per bundle: least rate of the other links, inf if there are none
     segment: float  # bytes, 0 = whole messages
     fair: bool
 
@@ -95,21 +96,23 @@ LANE = np.dtype(
 STEP = np.dtype([("done", "i4"), ("waiting", "i4"), ("first_start", "f8"), ("last_end", "f8")], align=True)
 UNIT = np.dtype([("owner", "i4"), ("first", "i4"), ("last", "i4")], align=True)
 # A channel: messages counted; lanes that wait; bytes `left` to inject (exclusive) or to send (fair); `injected` segments; its slots;
-# its flow (0 idle, 1 active, 2 ended at this instant, 3 passes at once) with rate since when; marks of the fair model.
+# its flow (0 idle, 1 active, 2 ended at this instant, 3 passes at once) with rate since when, and its `place` among its bundle's.
 CHANNEL = np.dtype(
     [
         ("sent", "i8"), ("arrived", "i8"), ("consumed", "i8"), ("injected", "i8"), ("place_first", "i8"), ("place_count", "i8"), ("message_at", "i8"),
-        ("mark", "i8"), ("left", "f8"), ("rate", "f8"), ("since", "f8"), ("fresh_rate", "f8"), ("wants_message", "i4"), ("wants_credit", "i4"),
-        ("flow", "i4"), ("listed", "i4"),
+        ("left", "f8"), ("rate", "f8"), ("since", "f8"), ("wants_message", "i4"), ("wants_credit", "i4"), ("flow", "i4"), ("listed", "i4"),
+        ("place", "i4"),
     ], align=True,
 )  # fmt: skip
 SLOT = np.dtype([("channel", "i4"), ("hop", "i4"), ("last", "i4"), ("size", "f8"), ("tail", "f8")], align=True)
-# A link: free from when (exclusive), busy so long, its bucket; `left` = rate not in use (fair); its flows are `flows` places of
-# `member` from `first` on, `open_flows` of them without a new rate.
+# A bundle: its `flows` are as many places of `active` from `first` on; their rate, the fresh one, marks of the fair model.
+BUNDLE = np.dtype([("mark", "i8"), ("rate", "f8"), ("fresh_rate", "f8"), ("first", "i4"), ("flows", "i4")], align=True)
+# A link: free from when (exclusive), busy so long, its bucket; `left` = rate not in use (fair); its `bundles` with flows are as many places of
+# `member` from `first` on; `open_flows` of its `flows` have no new rate.
 LINK = np.dtype(
     [
-        ("free", "f8"), ("busy", "f8"), ("tokens", "f8"), ("tokens_at", "f8"), ("left", "f8"), ("mark", "i8"), ("first", "i4"), ("flows", "i4"),
-        ("open_flows", "i4"),
+        ("free", "f8"), ("busy", "f8"), ("tokens", "f8"), ("tokens_at", "f8"), ("left", "f8"), ("mark", "i8"), ("first", "i4"), ("bundles", "i4"),
+        ("flows", "i4"), ("open_flows", "i4"),
     ], align=True,
 )  # fmt: skip
 INSTANCE = np.dtype([("start", "f8"), ("middle", "f8"), ("local_end", "f8"), ("send", "f8"), ("end", "f8"), ("behind", "i8")], align=True)
@@ -128,7 +131,7 @@ Records = NDArray[Any]  # of one of the dtypes above
 
 class State(NamedTuple):
     """Everything that changes. `number`: 0 round, 1 lane being visited (-1 none), 2 ready lanes, 3 lanes not finished, 4 order length,
-    5 fingerprint of the engine's sources;
+    5 fingerprint of the engine's sources, 6 whether to stop;
     `work`: 0 touched channels, 1 epoch of the marks, 2 links and flows looked at to find rates."""
 
     heap: EventHeap
@@ -141,12 +144,14 @@ class State(NamedTuple):
     channel: Records
     slot: Records
     link: Records
-    member: I32  # flows of the links one after the other: (channel, hop) entries of `shared_link` ...
-    member_channel: I32  # ... their channels ...
+    bundle: Records
+    active: I32  # channels with a flow, bundle after bundle
+    member: I32  # bundles with flows of the links one after the other: (bundle, hop) entries of `shared_link` ...
+    member_bundle: I32  # ... their bundles ...
     member_place: I32  # ... and where each entry is
     touched: I32  # channels whose flow began or ended at this instant
     stack_links: I32
-    stack_flows: I32
+    stack_bundles: I32
     processor: Records
     known: F64  # one: when what steps of `waits_in` wait for is known
     pool: I64  # 0 processors of the pool that run, 1 those of `waits_in` that have not begun
@@ -249,11 +254,20 @@ def link_tables(network: Network) -> LinkTables:
     alone = private[route]
     cap = np.full(len(ptr) - 1, np.inf)
     np.minimum.at(cap, owner[alone], network.rate_Bps[route[alone]])
-    shared_ptr = np.zeros(len(ptr), np.int32)
-    np.cumsum(np.bincount(owner[~alone], minlength=len(ptr) - 1), out=shared_ptr[1:])
+    shared = np.ascontiguousarray(route[~alone], np.int32)
+    ends = np.cumsum(np.bincount(owner[~alone], minlength=len(ptr) - 1)).tolist()
+    # Channels that share the same links under the same cap.
+    number: dict[tuple[float, bytes], int] = {}
+    begin, bundle = 0, np.zeros(len(cap), np.int32)
+    for c, (end, most) in enumerate(zip(ends, cap.tolist(), strict=True)):
+        bundle[c] = number.setdefault((most, shared[begin:end].tobytes()), len(number))
+        begin = end
+    shared_ptr = np.zeros(len(number) + 1, np.int32)
+    np.cumsum([len(links) // shared.itemsize for _, links in number], out=shared_ptr[1:])
     return LinkTables(
         network.route_ptr, network.route_link, network.rate_Bps, network.latency_s, network.burst_bytes, network.library_latency_s,
-        network.flight_s, shared_ptr, np.ascontiguousarray(route[~alone]), cap, float(network.segment_bytes or 0), network.mode == "fair",
+        network.flight_s, bundle, shared_ptr, np.frombuffer(b"".join(links for _, links in number), np.int32), np.array([most for most, _ in number]),
+        float(network.segment_bytes or 0), network.mode == "fair",
     )  # fmt: skip
 
 
@@ -297,15 +311,19 @@ def make_state(t: ProgramTables, k: LinkTables, messages: I64, *, record: bool) 
     link = _records(LINK, links)
     uses = np.bincount(k.shared_link, minlength=links)
     link["tokens"], link["left"], link["first"] = k.burst, k.rate, np.cumsum(uses) - uses
+    bundle, own = _records(BUNDLE, len(k.cap)), np.bincount(k.bundle, minlength=len(k.cap))
+    bundle["first"] = np.cumsum(own) - own
     processor, instance = _records(PROCESSOR, len(t.quota)), _records(INSTANCE, instances)
     processor["left"], processor["refill"], instance["behind"] = t.quota, t.period, -1
     for name in ("last", "head", "first"):
         processor[name] = -1
     return State(
-        heap=make_heap(lanes + channels + slots + len(t.quota) + 1), number=np.array([0, -1, 0, lanes, 0, 0], np.int64), work=np.zeros(3, np.int64),
+        heap=make_heap(lanes + channels + slots + len(t.quota) + 1), number=np.array([0, -1, 0, lanes, 0, 0, 0], np.int64),
+        work=np.zeros(3, np.int64),
         ready=np.zeros(max(lanes, 1), np.int64), lane=lane, step=step, unit=unit, channel=channel, slot=_records(SLOT, slots), link=link,
-        member=np.zeros(entries, np.int32), member_channel=np.zeros(entries, np.int32), member_place=np.zeros(entries, np.int32),
-        touched=np.zeros(channels, np.int32), stack_links=np.zeros(links, np.int32), stack_flows=np.zeros(channels, np.int32),
+        bundle=bundle, active=np.zeros(channels, np.int32),
+        member=np.zeros(entries, np.int32), member_bundle=np.zeros(entries, np.int32), member_place=np.zeros(entries, np.int32),
+        touched=np.zeros(channels, np.int32), stack_links=np.zeros(links, np.int32), stack_bundles=np.zeros(len(k.cap), np.int32),
         processor=processor, known=np.zeros(1), pool=np.zeros(2, np.int64), instance=instance, arrival=np.zeros(int(message_at[-1]) if record else 0),
         order=np.zeros(_nodes(t) if record else 0, np.int64),
     )  # fmt: skip

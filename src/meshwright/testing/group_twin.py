@@ -19,10 +19,11 @@ from typing import Any
 import msgspec
 
 from ..errors import MessageDamaged
+from ..run.executor.transport import Broken
 from ..run.group.agreement import Agreement, Message
 from ..run.group.checksums import check
 from ..run.group.health import claim_of, error_of
-from ..run.group.messages import Broken, mask_of
+from ..run.group.messages import mask_of
 from ..run.group.record_file import pack_call
 from ..run.group.verdict import CRAWLS, CUT, SILENT, Claim, Verdict, View
 from ..run.group.views import view_of

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..errors import MeshwrightError
+from ..run.executor.transport import Broken
 from ..run.group.agreement import Agreement
 from ..run.group.call import Call, Session
 from ..run.group.checksums import checksum
-from ..run.group.messages import Broken
 from ..run.group.walk import Under
 
 __all__ = [

@@ -137,6 +137,43 @@ def test_small_messages_take_few_steps_and_large_ones_the_bound() -> None:
     assert times[1 << 26] == pytest.approx(2e-3 + 7 / 8 * (1 << 26) / 4e9, rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["Petersen", "Heawood", "Chvátal", "icosahedron", "circulant 16", "K4,4"])
+def test_sums_take_as_long_as_copies(name: str) -> None:
+    """These graphs are their own reverse. On Chvátal's every link has something to send all the time, so one add behind a later one costs a piece."""
+    fabric = fabric_of(GRAPHS[name][0])
+    times = {}
+    for op in ("all-gather", "reduce-scatter"):
+        problem = CollectiveProblem.on(fabric, op, len(fabric.devices) * 120_000)
+        times[op] = simulated_time_s(BFB().plan(problem, rng=RNG).program, fabric, problem.ranks, None)
+    assert times["reduce-scatter"] <= times["all-gather"] * 1.01
+
+
+def _confined(graph: nx.DiGraph) -> Fraction:
+    """By exhaustion over sets of in-neighbours: the most shards per arc that only such a set can hand on to its node along shortest ways."""
+    hops, most = dict(nx.all_pairs_shortest_path_length(graph)), Fraction(0)
+    for u in graph:
+        ports = list(graph.predecessors(u))
+        for picked in product((False, True), repeat=len(ports)):
+            some = {w for w, own in zip(ports, picked, strict=True) if own}
+            only = [v for v in graph if v != u and all(w in some for w in ports if hops[v][w] == hops[v][u] - 1)]
+            most = max(most, Fraction(len(only), max(1, len(some))))
+    return most
+
+
+@pytest.mark.parametrize("op", ["all-gather", "reduce-scatter"])
+@pytest.mark.parametrize("graph", [nx.frucht_graph(), nx.truncated_tetrahedron_graph(), kautz(9, 2), nx.complete_bipartite_graph(4, 4)])
+def test_the_gap_is_what_shortest_ways_must_leave(graph: nx.Graph, op: str) -> None:
+    fabric, arcs = fabric_of(graph), nx.DiGraph((a, b) for a, b in graph.to_directed().edges if a != b)
+    problem = CollectiveProblem.on(fabric, op, len(fabric.devices) * 120_000)
+    plan = BFB().plan(problem, rng=RNG)
+    least_s = float(_confined(arcs if op == "all-gather" else arcs.reverse()) * Fraction(120_000, 10**9))
+    assert simulated_time_s(plan.program, fabric, problem.ranks, None) >= least_s * (1 - 1e-9)
+    assert ("shortest_ways" in plan.notes) == (least_s > 1.01 * float(plan.bound))
+    if "shortest_ways" in plan.notes:
+        found = plan.notes["shortest_ways"]
+        assert found["least_s"] == pytest.approx(least_s) and found["shards"] * 120_000 / 1e9 / len(found["ports"]) == pytest.approx(least_s)
+
+
 def test_refusals() -> None:
     line = fabric_of(nx.path_graph(3))
     problem = CollectiveProblem(fabric=line, op="all-gather", ranks=("n0", "n2"), size_bytes=64)

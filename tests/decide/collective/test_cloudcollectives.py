@@ -153,6 +153,16 @@ def test_matchings_and_assignments_agree_with_networkx(seed: int, n: int) -> Non
     assert matched(below) < n
 
 
+def test_a_matching_may_move_a_thousand_pairs_on() -> None:
+    """Each sender takes the first receiver, so the last one's needs all of them moved: a search that calls itself went too deep."""
+    n = 1100
+    cost = np.full((n, n), 9.0)
+    at = np.arange(n - 1)
+    cost[at, at + 1] = cost[at, (at + 2) % n] = cost[n - 1, 1] = 1.0
+    assert bottleneck_matching(cost, n) == 1.0
+
+
+
 def _has_scipy() -> bool:
     from importlib.util import find_spec
 
@@ -426,3 +436,9 @@ def test_refusals() -> None:
         CloudCollectives(algorithm="quantum", order=(0, 1)).plan(CollectiveProblem.on(hub(2), "all-reduce", 8), rng=RNG(0))
     with pytest.raises(Unsupported):
         CloudCollectives().plan(CollectiveProblem.on(hub(2), "all-gather", 16, shard_bytes=(4, 12)), rng=RNG(0))
+
+
+def test_an_operation_without_orders_is_refused_before_the_costs_of_all_pairs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CostMatrix, "of_fabric", staticmethod(lambda *_: pytest.fail("the costs are found first")))
+    with pytest.raises(Unsupported, match="does not do scatter"):
+        CloudCollectives().plan(CollectiveProblem.on(hub(2), "scatter", 8), rng=RNG(0))

@@ -12,12 +12,15 @@ from collective_oracle import all_cuts, balanced_fabric, two_islands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest, choose_trees, rounded_capacities, smallest_stretch
 from meshwright.decide.collective.forestcoll.paths import gather_forest
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.decide.collective.trees.pack import Tree, lowered, pack_capacities
 from meshwright.errors import TimeLimit
+from meshwright.fabric.edit import without
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import NEVER, Deadline
@@ -174,3 +177,14 @@ def test_paths_of_a_gather_keep_nothing_of_the_ranks_beside_them() -> None:
     for tree in forest.trees:
         assert set(tree.parent) == set(tree.paths) == set(tree.order)
         assert len(tree.order) <= 3
+
+
+@pytest.mark.parametrize("op", ["scatter", "gather"])
+def test_paths_are_not_cut_where_a_server_has_lost_a_device(op: str) -> None:
+    """Seven devices behind eight ports take eight units per share; cut at each unit, the messages would be an eighth, and pieces as many fewer."""
+    fabric = without(load_fabric("dgx-h100:16"), ["box3/gpu5"])
+    problem = CollectiveProblem.on(fabric, op, 1 << 30)
+    plan = ForestColl().plan(problem, rng=np.random.default_rng(0))
+    assert plan.options["quantum"] == plan.options["trees"] == 8
+    time_s = simulated_time_s(plan.program, fabric, problem.ranks, None)
+    assert plan.bound is not None and time_s <= 1.02 * float(plan.bound)

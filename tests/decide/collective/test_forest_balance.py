@@ -7,14 +7,20 @@ from dataclasses import replace
 
 import networkx as nx
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl
+from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll.balance import _paths, balanced_capacities, surpluses
+from meshwright.decide.collective.forestcoll.forest import _receive_all, _without_surplus, smallest_stretch
 from meshwright.decide.collective.program_time import simulated_time_s
+from meshwright.decide.collective.rates import RateGraph
 from meshwright.io.fabric.name import load_fabric
+from meshwright.kernels.effort import NEVER
+from meshwright.kernels.maxflow import FlowNetwork
 
 
 @settings(max_examples=15)
@@ -55,6 +61,39 @@ def test_balanced_capacities_against_max_flow(seed: int) -> None:
         return
     assert not surpluses(nodes, ranks, found) and enough(found)
     assert all(0 < c <= arcs[a] for a, c in found.items())
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10_000))
+def test_what_ranks_receive_after_changes_is_what_a_new_network_says(seed: int) -> None:
+    """Arcs lose units, vanish and come back: the answer depends on nothing that was asked before."""
+    rng = random.Random(seed)
+    ranks, nodes = 3, 5
+    arcs = {(a, b): rng.randint(1, 6) for a in range(nodes) for b in range(nodes) if a != b and rng.random() < 0.6}
+    graph, demand = RateGraph(("a", "b", "c", "s", "t"), ranks, (-1,) * nodes, arcs, 1), [rng.randint(0, 2) for _ in range(ranks)]
+    enough = _receive_all(graph, arcs, demand)
+    for _ in range(5):
+        left = {arc: c for arc, units in arcs.items() if (c := rng.randint(0, units))}
+        plain = nx.DiGraph()
+        plain.add_nodes_from(range(nodes + 1))
+        plain.add_edges_from((u, v, {"capacity": c}) for (u, v), c in left.items())
+        plain.add_edges_from((nodes, r, {"capacity": d}) for r, d in enumerate(demand))
+        assert enough(left) == all(nx.maximum_flow_value(plain, nodes, r) == sum(demand) for r in range(ranks))
+    assert enough(arcs) == enough(dict(reversed(arcs.items())))
+
+
+def test_the_network_is_laid_out_once_however_many_paths_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates without a common unit leave every switch with a surplus, which is cut off along one path after another."""
+    rng = random.Random(3)
+    arcs = {(a, b): rng.randint(5, 60) for a in range(9) for b in range(9) if a != b and max(a, b) >= 5}
+    graph, weight = RateGraph(tuple("abcdefghi"), 5, (-1,) * 9, arcs, 1), [1] * 5
+    stretch = smallest_stretch(graph, weight, 8, worst_cut(graph, weight).ratio)
+    built, asked, of, sweep = [], [], FlowNetwork.of, FlowNetwork.sweep
+    monkeypatch.setattr(FlowNetwork, "of", staticmethod(lambda *given: built.append(given) or of(*given)))
+    monkeypatch.setattr(FlowNetwork, "sweep", lambda *given: asked.append(given) or sweep(*given))
+    found, capacities = _without_surplus(graph, weight, 8, stretch, NEVER)
+    assert found == stretch and not surpluses(graph.nodes, graph.ranks, capacities)
+    assert len(asked) > 100 and len(built) == 1
 
 
 def test_a_surplus_that_is_needed_is_not_cut_off() -> None:

@@ -53,6 +53,17 @@ def test_an_estimate_does_not_win_over_a_simulation(monkeypatch):
     assert [r.strategy for r in ranked] == ["direct", "ring"] and ranked[1].time_s < ranked[0].time_s
 
 
+def test_programs_with_a_root_are_simulated_at_more_steps(monkeypatch):
+    """Few of their messages share a link, so a step of theirs costs less."""
+    for op, strategy in (("scatter", "direct"), ("gather", "direct"), ("broadcast", "rooted-tree"), ("all-gather", "direct")):
+        problem = CollectiveProblem.on(load_fabric("two-islands"), op, 1 << 20)
+        candidates = [NAMES[strategy]()]
+        steps = candidates[0].plan(problem, rng=np.random.default_rng(0)).program.executed_steps
+        monkeypatch.setattr(choice, "MAX_RANKS_ALWAYS_SIMULATED", 2)
+        monkeypatch.setattr(choice, "MAX_SIMULATED_STEPS", -(-steps // choice.ONE_MESSAGE_FACTOR))
+        assert ("too many to simulate" in auto(problem, candidates=candidates)[0].why) == (op == "all-gather"), op
+
+
 def test_link_loads_of_switches_that_copy_are_refused():
     fabric = load_fabric("dgx-h100:1")
     plan = Joint(in_network=True).plan(CollectiveProblem.on(fabric, "all-reduce", 1 << 20), rng=np.random.default_rng(0))
@@ -70,6 +81,12 @@ def test_among_many_ranks_a_plan_near_the_bound_ends_the_search(monkeypatch):
     assert first.strategy == "forestcoll" and [entry.plan for entry in others] == [None, None]
     assert all("nothing can gain more" in entry.why for entry in others)
     monkeypatch.setattr(choice, "MAX_ABOVE_BOUND", -1.0)
+    assert all(entry.plan for entry in auto(problem, candidates=candidates))
+    # Among hundreds a plan need not be as near.
+    monkeypatch.setattr(choice, "MAX_ABOVE_BOUND_OF_MANY", 1.0)
+    monkeypatch.setattr(choice, "MANY_RANKS", 4)
+    assert [entry.plan is not None for entry in auto(problem, candidates=candidates)] == [True, False, False]
+    monkeypatch.setattr(choice, "MANY_RANKS", 8)
     assert all(entry.plan for entry in auto(problem, candidates=candidates))
     # Among thousands only what folds, unless it is asked for alone.
     monkeypatch.setattr(choice, "MAX_PLAIN_RANKS", 4)

@@ -16,6 +16,7 @@ from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import OPERATIONS, CollectivePlan, CollectiveProblem
 from meshwright.decide.collective.problem import ROOTED
 from meshwright.decide.collective.program_time import simulated_time_s
+from meshwright.decide.collective.taccl.chunks import chunks_in_all, chunks_of
 from meshwright.decide.collective.taccl.contiguity import join_runs, replay_runs
 from meshwright.decide.collective.taccl.exact_routing import route_exactly
 from meshwright.decide.collective.taccl.routing_problem import RoutingProblem, greedy_routes, transfers_of
@@ -601,6 +602,32 @@ def test_what_is_not_done_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.decide.collective.taccl.setup.MAX_MOVES", 10)
     with pytest.raises(Unsupported, match="too many to route"):
         Taccl().plan(replace(problem, fabric=two_boxes()), rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_chunks_are_counted_as_they_are_made(op: str) -> None:
+    problem = CollectiveProblem.on(two_boxes(), op, 8000, root=3, peers=(1, 0, 2, -1, 4, 3, 5, 6) if op == "permute" else ())
+    assert chunks_in_all(problem, 3) == len(chunks_of(problem, 3)[0])
+
+
+def test_far_too_many_ranks_are_refused_before_the_ways_between_all_of_them_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    found = Fabric.route
+
+    def route(fabric: Fabric, src: int, dst: int) -> tuple[int, ...]:
+        asked.append((src, dst))
+        return found(fabric, src, dst)
+
+    monkeypatch.setattr(Fabric, "route", route)
+    problem = CollectiveProblem.on(load_fabric("dgx-h100:64"), "scatter", 1 << 30)
+    monkeypatch.setattr("meshwright.decide.collective.taccl.setup.MAX_MOVES", 300_000)
+    with pytest.raises(Unsupported, match="too many to route"):
+        Taccl().plan(problem, rng=np.random.default_rng(0))
+    assert len(asked) < 512 * 16  # of 261,632 pairs: those inside the boxes
+    asked.clear()
+    with pytest.raises(Unsupported, match="too many to route"):
+        Taccl().plan(replace(problem, op="all-to-all"), rng=np.random.default_rng(0))
+    assert not asked
 
 
 def test_the_limit_on_a_large_problem_is_a_typed_error_or_a_plan() -> None:

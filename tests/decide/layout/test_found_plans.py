@@ -174,7 +174,7 @@ def test_programs_that_are_too_large_end_with_the_best_so_far(graph: OpGraph, mo
 
 
 def test_a_limit_that_has_passed_ends_with_it(graph: OpGraph) -> None:
-    with pytest.raises(TimeLimit, match=r"was built that fits: time limit: looked at 0 of \d+"):
+    with pytest.raises(TimeLimit, match="was built that fits: time limit: the search was cut short"):
         plan_training(JOB, NET, graph=graph, budget=SearchBudget(time_limit_s=-1.0))
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from captured import captured
-from meshwright.decide.memory import FullUniform, OptimalRecompute, RecomputeProblem, StageBudget, strategies, strategy
+from meshwright.decide.memory import FullUniform, OptimalRecompute, RecomputeProblem, StageBudget, selective, strategies, strategy
 from meshwright.decide.memory.captured import core_attention, layer_nodes, layer_of, repeated_layers
 from meshwright.decide.memory.problem import Layer, LayerPolicy, Operator, policy_of
 from meshwright.decide.memory.rules import FullBlock, KeepAll, SelectiveAttention
@@ -56,7 +56,21 @@ def test_the_best_policy_is_that_of_brute_force(layer: Layer, budget: int) -> No
 def test_the_frontier_is_that_of_brute_force(layer: Layer) -> None:
     points = {(p.kept_bytes, p.time_s) for p in every_policy(layer)}
     pareto = [(k, t) for k, t in points if not any((k2 <= k and t2 < t) or (k2 < k and t2 <= t) for k2, t2 in points)]
-    assert [(p.kept_bytes, p.time_s) for p in frontier(layer)] == sorted(pareto, reverse=True)
+    for found in (frontier(layer), selective._by_programmes(layer, 64)):  # by all sets, and as layers of more operators
+        assert [(p.kept_bytes, p.time_s) for p in found] == sorted(pareto, reverse=True)
+
+
+def test_layers_that_differ_in_names_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(name: str) -> Layer:
+        chain = [Operator(name=f"{name}{i}", time_s=1.125 + i, reads=(i,), makes=(i + 1,)) for i in range(4)]
+        return Layer(operators=tuple(chain), sizes=(8, 16, 32, 64, 128), needed=(1, 2, 3, 4))
+
+    solved, own = [], selective._of_all_sets
+    monkeypatch.setattr(selective, "_of_all_sets", lambda layer: solved.append(1) or own(layer))
+    first, second = (frontier(named(name)) for name in "ab")
+    assert len(solved) == 1 and len(first) > 2
+    assert [[x.replace("a", "b") for x in p.recompute] for p in first] == [[*p.recompute] for p in second]
+    assert frontier(named("a"), points=2) == first[:2]
 
 
 @given(layers(most=5), st.integers(1, 3), st.integers(1, 3), st.integers(0, 700))

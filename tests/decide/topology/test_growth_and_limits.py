@@ -78,6 +78,12 @@ def test_what_cannot_grow() -> None:
         grow(complete_bipartite(3), 6, evaluations=1, rng=np.random.default_rng(0))
     with pytest.raises(Infeasible, match="each cable it enters takes two"):
         grow(complete_bipartite(3), 7, evaluations=1, rng=np.random.default_rng(0))
+    around = [(a + i, (a + 1) % 3 + i) for i in (0, 3) for a in range(3)]
+    rings = Wiring.of("rings", 6, around + [(b, a) for a, b in around])
+    with pytest.raises(Infeasible, match="no growth to 7 accelerators joins all") as apart:  # one new node of two ports enters one cable
+        grow(rings, 7, evaluations=4, rng=np.random.default_rng(0))
+    assert apart.value.hint == "rings: no way from node 3 to node 0 before it grows: join its parts first, with --rewire"
+    assert grow(rings, 8, evaluations=40, rng=np.random.default_rng(0))  # two new ones can join both
     devices = tuple(Device(name=f"a{k}", kind="gpu") for k in range(3))
     links = tuple(Link(src=f"a{a}", dst=f"a{b}", rate_Bps=10, latency_s=0.0) for a, b in ((0, 1), (1, 2), (2, 0), (0, 2)))
     with pytest.raises(UsageError, match="unlike numbers of ports"):

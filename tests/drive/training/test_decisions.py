@@ -154,7 +154,7 @@ def test_the_command_leaves_out_and_says_what_each_took(tmp_path: Path, capsys: 
     words += ["--out", str(tmp_path / "plan.json")]
     assert main([*words, "--timings", "--without", "sharding,collectives"]) == 0
     said = [line.partition(":") for line in capsys.readouterr().err.splitlines()]
-    assert [x[0] for x in said] == ["layout", "schedule", "memory", "division", "compression"]
+    assert [x[0] for x in said] == ["layout", "schedule", "memory", "recompute", "division", "compression"]
     assert all("candidates judged in" in x[2] and "step 0." in x[2] for x in said)
     assert main([*words, "--without", "placement"]) == 2 and "no decision 'placement'" in capsys.readouterr().err
 
@@ -163,7 +163,7 @@ def test_what_each_decision_gained_and_took_is_in_the_plan() -> None:
     """Every candidate that was judged is some decision's; the last step is the plan's; nothing gets slower; no seconds of the clock."""
     plan = planned(LayoutWanted(data=4), CompressWanted())
     made = plan.decisions["layout"]["made"]
-    assert names(plan) == ["layout", "sharding", "schedule", "memory", "division", "collectives", "compression"]
+    assert names(plan) == ["layout", "sharding", "schedule", "memory", "recompute", "division", "collectives", "compression"]
     assert made[0]["before_s"] is None and plan.prediction is not None and made[-1]["after_s"] == plan.prediction.time_s
     steps = [m["after_s"] for m in made]
     assert steps == sorted(steps, reverse=True) and all(m["before_s"] == before for m, before in zip(made[1:], steps, strict=False))
@@ -220,9 +220,9 @@ def test_where_time_was_up_before_a_decision_what_stood_stands(monkeypatch: pyte
     found = choose(context, ("layout",))
     monkeypatch.setattr(effort, "monotonic", lambda: 1e12)
     after = refine(context, choose(context, ("sharding", "schedule"), found))
-    assert after.best is found.best and {*after.cuts} == {"sharding", "schedule", "division", "collectives", "compression"}
+    assert after.best is found.best and {*after.cuts} == {"sharding", "schedule", "recompute", "division", "collectives", "compression"}
     entries = plan_of(after, context).decisions
-    assert "looked at 0 of 1" in entries["sharding"]["why"] and entries["layout"]["cut"] == {"looked": 0, "of": 1}
+    assert "time limit: the search was cut short" in entries["sharding"]["why"] and entries["layout"]["cut"] == {"looked": 0, "of": 1}
 
 
 def test_looks_raise_what_is_no_cut() -> None:

@@ -66,10 +66,10 @@ def test_more_is_asked_for_until_it_fits(slack: int, rounds: int) -> None:
     def evaluate(choice: int, policy: Policy) -> SimpleNamespace:
         tried.append(choice)
         over = 10 if choice == 1 else 0
-        return SimpleNamespace(timeline=1, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=float(asked[-1]))
+        return SimpleNamespace(timeline=1, refused=False, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=float(asked[-1]))
 
     layout = SimpleNamespace(coordinates=lambda rank: (0, 0, 0), hosted=lambda pipeline: ((0, 0),))
-    first = SimpleNamespace(timeline=1, policy=Policy(), excess_bytes=10, over_bytes=(10,), layout=layout)
+    first = SimpleNamespace(timeline=1, refused=False, policy=Policy(), excess_bytes=10, over_bytes=(10,), layout=layout)
     found = with_recomputation("auto", first, Stages(), evaluate)  # type: ignore[arg-type]
     first_fit = next(i for i, need in enumerate(asked) if need > 10 + slack or not slack)
     assert found[-1].excess_bytes == 0 and first_fit == rounds - 1 and (asked[first_fit] > 10**10) == (slack > 1000)
@@ -154,10 +154,10 @@ def test_nothing_more_is_recomputed_of_what_is_too_slow_already() -> None:
     def evaluate(choice: int, policy: Policy) -> SimpleNamespace:
         tried.append(choice)
         over = max(0, 25 - choice)
-        return SimpleNamespace(timeline=1, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=float(choice))
+        return SimpleNamespace(timeline=1, refused=False, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=float(choice))
 
     layout = SimpleNamespace(coordinates=lambda rank: (0, 0, 0), hosted=lambda pipeline: ((0, 0),))
-    first = SimpleNamespace(timeline=1, policy=Policy(), excess_bytes=10, over_bytes=(10,), layout=layout)
+    first = SimpleNamespace(timeline=1, refused=False, policy=Policy(), excess_bytes=10, over_bytes=(10,), layout=layout)
     for limit_s, asked in ((float("inf"), [10, 25]), (11.0, [10, 25]), (10.0, [10])):
         tried.clear()
         found = with_recomputation("auto", first, Stages(), evaluate, limit_s)  # type: ignore[arg-type]

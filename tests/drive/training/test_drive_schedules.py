@@ -17,6 +17,7 @@ from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.context import SearchBudget
 from meshwright.drive.training.evaluate import Evaluator
 from meshwright.drive.training.pipeline import PipelineWanted, schedule_asked
+from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.schedules import layout_problem
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
@@ -36,7 +37,7 @@ def graph():
 
 
 @cache
-def planned(name="1f1b", options=(), *, devices=2, memory_bytes=0, microbatches=4, data=1, pipeline=2, call_s=1.5e-5):
+def planned(name="1f1b", options=(), *, devices=2, memory_bytes=0, microbatches=4, data=1, pipeline=2, call_s=1.5e-5, recompute="auto"):
     fabric = read_fabric(f"laptop:{devices}")
     if memory_bytes:
         fabric = replace(fabric, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in fabric.devices))
@@ -45,7 +46,7 @@ def planned(name="1f1b", options=(), *, devices=2, memory_bytes=0, microbatches=
         job, fabric, msgspec.structs.replace(assumed_cost(fabric), per_call_s=call_s), graph=graph(),
         wishes=(
             LayoutWanted(microbatch=1, data=data, tensor=1, pipeline=pipeline), CollectivesWanted("ring"),
-            PipelineWanted(name=name, options=dict(options)),
+            PipelineWanted(name=name, options=dict(options)), RecomputeWanted(recompute),
         ),
     )  # fmt: skip
 
@@ -127,7 +128,7 @@ def test_one_that_does_not_fit_names_those_that_do():
     needs = [max(planned(n, microbatches=16).prediction.memory_worst_bytes) for n in ("1f1b", "gpipe")]
     assert needs[0] < needs[1]
     with pytest.raises(Infeasible, match="does not fit: rank") as refused:
-        planned("gpipe", microbatches=16, memory_bytes=sum(needs) // 2)
+        planned("gpipe", microbatches=16, memory_bytes=sum(needs) // 2, recompute="none")
     assert any("1f1b" in x for x in refused.value.data["fit"]) and "these fit, fastest first" in refused.value.hint
 
 

@@ -73,6 +73,42 @@ def test_placements_without_symmetry_are_scouted_with_each_sum_alone(monkeypatch
     assert found.prediction == whole.prediction and any(a.why.endswith("each sum timed alone") for a in found.alternatives)
 
 
+def test_a_layout_is_judged_by_one_rank_once(monkeypatch):
+    for module, names in ((evaluate, ("MAX_SMALL_OPERATORS", "MAX_SMALL_STEPS")), (context, ("MAX_SMALL_OPERATORS", "MAX_SMALL_STEPS"))):
+        for name in names:
+            monkeypatch.setattr(module, name, 0)
+    scouted, own = [], evaluate.Evaluator._scouted
+
+    def noting(self, candidate, graph, placement, name, policy):
+        scouted.append((candidate, placement, str(policy)))  # kept, so that ids stay theirs
+        return own(self, candidate, graph, placement, name, policy)
+
+    monkeypatch.setattr(evaluate.Evaluator, "_scouted", noting)
+    plan_training(Training(model=MODEL, global_batch=8), boxes(), graph=graph(), wishes=(replace(UNLIKE, microbatch=1), CollectivesWanted("ring")))
+    keys = [(id(c), placement, policy) for c, placement, policy in scouted]
+    assert keys and len(keys) == len({*keys})
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_scout_that_wins_is_written_out_once(spoilt, monkeypatch):
+    """And where it turns out to be none, all is judged again with every winner written out."""
+    whole = planned(1 << 40)
+    for module in (evaluate, context):
+        monkeypatch.setattr(module, "MAX_SMALL_STEPS", 0)
+    lowered, judged, own, again = [], [], evaluate.Evaluator._lowered, evaluate.Evaluator.again
+
+    def judged_again(self, found, *more):
+        judged.append(found.folded)
+        return replace(again(self, found, *more), timeline=None) if spoilt and len(judged) == 1 else again(self, found, *more)
+
+    monkeypatch.setattr(evaluate.Evaluator, "_lowered", lambda *a: lowered.append(1) or own(*a))
+    monkeypatch.setattr(evaluate.Evaluator, "again", judged_again)
+    found = planned(1 << 40)
+    assert judged[0] and (len(lowered) == 1) != spoilt
+    assert found.layout == whole.layout and found.placement == whole.placement and found.cycle == whole.cycle
+    assert found.prediction == whole.prediction
+
+
 def test_a_scout_of_few_micro_batches_tells_the_step_of_all():
     wishes = (replace(UNLIKE, microbatch=1), CollectivesWanted("ring"))
     asked = context_of(Training(model=MODEL, global_batch=64), boxes(), graph=graph(), wishes=wishes)

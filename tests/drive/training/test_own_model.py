@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from meshwright.capture.live_job import live_again, live_job
 from meshwright.capture.resolve import build_model
 from meshwright.drive.training.own_model import optimizer_name
 from meshwright.drive.training.sharding import ShardingWanted
-from meshwright.errors import FormatError, PlanMismatch, UsageError
+from meshwright.errors import FormatError, Infeasible, PlanMismatch, UsageError
 
 
 class Net(nn.Module):
@@ -113,6 +114,38 @@ def test_losses_of_the_owner():
 class Mean(nn.Module):
     def forward(self, x):
         return x.mean()
+
+
+class SampleBySample(nn.Module):
+    """Other calls at every batch size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x):
+        return torch.stack([self.net(row) for row in x])
+
+
+@pytest.mark.parametrize(("asked", "rows"), [({}, 4), ({"microbatch": 2}, 2), ({"data": 1, "pipeline": 2, "microbatch": 4}, 4), ({"data": None}, 4)])
+def test_a_loop_over_samples_is_planned_at_the_size_of_its_microbatches(asked, rows):
+    model, given = SampleBySample(), batch(8)
+    plan = planned(model, given, optimizer="sgd", **asked)
+    assert plan.layout.microbatch_size == rows
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert mw.torch.compare_step(model, optimizer, plan, given).largest_error < 1e-12
+
+
+class ByValue(Net):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > -1e9 else x[:, :4]
+
+
+@pytest.mark.parametrize("degrees", [{"tensor": 2}, {"pipeline": 2}])
+def test_the_line_that_keeps_a_model_whole_is_named_where_it_cannot_be_split(degrees):
+    line = 1 + next(i for i, text in enumerate(Path(__file__).read_text().splitlines()) if text.endswith("else x[:, :4]"))
+    with pytest.raises(Infeasible, match=f"torch.export refused the module: .*test_own_model.py:{line}: "):
+        planned(ByValue(), batch(), **{"data": 1} | degrees)
 
 
 def test_wishes_take_the_place_of_arguments():

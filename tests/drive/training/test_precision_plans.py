@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from captured import captured
+from meshwright import check
+from meshwright.cli import main
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.mixed.search import Judged
 from meshwright.drive.layout.search import LayoutFindings, find_layouts
@@ -152,3 +156,57 @@ def test_a_graph_in_its_own_precision_stays() -> None:
     assert sum(p.size_bytes for p in narrow.parameters) * 2 == sum(p.size_bytes for p in graph.parameters)
     assert narrow.saved_bytes < 0.6 * graph.saved_bytes and narrow.inputs == graph.inputs
     assert with_optimizer(MIXED, "sgd").state.optimizer == 4.0
+
+
+def with_sizes(plan: Plan, name: str, times: int, of: int) -> Plan:
+    """The plan with the buffers of this name (or the first that begins so) `times` / `of` as wide."""
+    b = plan.main.buffers
+    chosen = next(x for x in b.name if x == name or (name.endswith(":") and x.startswith(name)))
+    wide = np.array([int(c) * times // of if n == chosen else int(c) for n, c in zip(b.name, b.chunk_bytes, strict=True)])
+    main = replace(plan.main, buffers=replace(b, chunk_bytes=wide))
+    return replace(plan, programs={**plan.programs, plan.cycle[0].program: main})
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_check_compares_buffers_with_the_layouts_precision(level: int) -> None:
+    """What is as wide as float32 under a layout of bfloat16 is refused by name: values, gradients, state; and all of a plan of float32."""
+    graph = captured(EXAMPLE)
+    plan = planned(graph, MIXED, (2, 1, 2), level)[2]
+    wide = with_sizes(plan, "act:", 2, 1)
+    gradient = "gradients@0" if level in (0, 1) and layout_of(plan).buckets else "gradients" if level < 2 else "gradshard@0"
+    for bad in (wide, with_sizes(plan, gradient, 2, 1), with_sizes(plan, "state", 1, 2)):
+        found = check.check_plan(bad).findings
+        assert found and all(f.message.startswith("precision: the layout trains in bfloat16, and ") for f in found), found
+    full = planned(graph, FULL, (2, 1, 2), level)[2]
+    said = replace(full, layout=msgspec.structs.replace(layout_of(full), precision=MIXED))
+    assert "its values are float32" in " ".join(f.message for f in check.check_plan(said).findings)
+
+
+def test_a_value_takes_no_more_than_its_dtype() -> None:
+    plan = planned(captured(EXAMPLE), MIXED, (2, 1, 2))[2]
+    layout = layout_of(plan)
+    first = msgspec.structs.replace(layout.values[0], size_bytes=2 * layout.values[0].size_bytes)
+    bad = replace(plan, layout=msgspec.structs.replace(layout, values=(first, *layout.values[1:])))
+    assert any(f"{first.name!r} of {first.dtype}" in f.message for f in check.check_plan(bad).findings)
+
+
+@pytest.mark.parametrize("captured_first", [False, True])
+def test_a_plan_may_be_asked_for_in_mixed_weights(captured_first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `layout search` has it: bfloat16 weights and messages, float32 masters among the optimizer's state."""
+    graph, out = tmp_path / "graph.json", tmp_path / "plan.json"
+    write_graph(graph, captured(EXAMPLE))
+    of = ["--graph", str(graph)] if captured_first else ["--model", EXAMPLE]
+    words = ["--fabric", "laptop:2", "--dp", "2", "--tp", "1", "--pp", "1", "--zero", "0", "--microbatch", "2", "--global-batch", "4"]
+    assert main(["train", "plan", *of, *words, "--optimizer", "sgd", "--precision", "mixed", "--out", str(out)]) == 0
+    assert "precision    bf16" in capsys.readouterr().out
+    plan = read_plan(out)
+    assert check_plan(plan).ok and layout_of(plan).precision == with_optimizer(MIXED, "sgd") and plan.job["training"]["dtype"] == "bfloat16"
+    count, held = plan.job["parameters"], held_bytes(plan)
+    assert held[0, "weight"] == 2 * count and held[0, "state"] >= 4 * count
+    assert main(["train", "explain", str(out), "--quick"]) == 0
+
+
+def test_operators_that_are_measured_are_not_in_mixed_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "plan", "--model", EXAMPLE, "--fabric", "laptop:2", "--global-batch", "4", "--precision", "mixed", "--cost", "measured"]
+    assert main(words) == 2
+    assert "operators are measured in float32" in capsys.readouterr().err

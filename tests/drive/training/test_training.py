@@ -175,7 +175,9 @@ def test_a_job_whose_state_alone_does_not_fit_is_refused_before_anything_is_lowe
 
 def test_degrees_and_batches_that_do_not_divide_are_refused() -> None:
     for more, message in (
-        ({"data": 3}, "do not multiply to the fabric's 4 devices"),
+        ({"data": 3}, "data 3 does not divide the fabric's 4 devices"),
+        ({"data": 2, "tensor": 4}, "data 2 x tensor 4 do not divide the fabric's 4 devices"),
+        ({"data": 1, "tensor": 2, "pipeline": 1}, "data 1 x tensor 2 x pipeline 1 do not multiply to the fabric's 4 devices"),
         ({"data": 4, "microbatch": 3}, "is not a multiple of what 4 replicas take with micro-batches of 3"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -160,7 +160,7 @@ def test_refusals():
         replan_training(before, lost=[before.placement[0]], graph=graph(), keep=("zero",))
     with pytest.raises(UsageError, match="at least 1"):
         replan_training(before, lost=[before.placement[0]], graph=graph(), steps_left=0)
-    with pytest.raises(UsageError, match="do not multiply"):
+    with pytest.raises(UsageError, match="does not divide"):
         replan_training(before, lost=[before.placement[0]], graph=graph(), keep=("dp",))
     with pytest.raises(Infeasible, match="no device"):
         replan_training(before, lost=list(before.placement), graph=graph())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from aggregate_rig import HERE, Switch, floats, fold, numbers, reduced, seat, switch, together
 
-from meshwright.errors import GroupFailed, LinkLost, PortInUse, RankFrozen, RunTimeout, Unsupported, UsageError
+from meshwright.errors import GroupFailed, LinkLost, NotFinite, PortInUse, RankFrozen, RunTimeout, Unsupported, UsageError
 from meshwright.run.aggregate.client import Stream, ask_status
 from meshwright.run.aggregate.control import Hop
 from meshwright.run.aggregate.doctor import status_lines
@@ -22,6 +22,7 @@ from meshwright.run.aggregate.fallback import GlooHosts, Reducer
 from meshwright.run.aggregate.frames import CONTRIBUTION, JOIN, MAGIC, RESULT, VERSION
 from meshwright.run.aggregate.server import Aggregator
 from meshwright.run.aggregate.sockets import Address, parse_address
+from meshwright.run.aggregate.switch_loop import MAX_JOBS
 
 
 def packet(kind: int, world: int, *, worker: int = 0, version: int = VERSION, chunk: int = 0, payload: bytes = b"") -> bytes:
@@ -80,14 +81,50 @@ def test_several_jobs_share_the_slots_and_one_too_many_is_refused() -> None:
     with switch(slots=16) as up:
         first, second = (Stream.join(up.address, seat(0, 1, job=name, slots=8)) for name in "ab")
         assert up.aggregator.status().free_slots == 0
-        with pytest.raises(Unsupported, match="0 of 16 slots"):
+        with pytest.raises(Unsupported, match=r"0 of 16 slots are free; job '[ab]' has 8, last heard \d s ago, of the 600 s that"):
             Stream.join(up.address, seat(0, 1, job="c"))
+        with pytest.raises(Unsupported, match="it runs already, with another such worker, last heard"):
+            Stream.join(up.address, seat(0, 1, job="a"))
         for stream in (first, second):
             assert stream.all_reduce(np.arange(3000, dtype=np.int32))[2999] == 2999
         first.close()
         with Stream.join(up.address, seat(0, 1, job="c", slots=99)) as third:  # takes what there is
             assert third.slots == 8
         second.close()
+
+
+def test_a_failed_job_holds_no_slots() -> None:
+    """They were held for ten minutes: the next run under another name was refused."""
+    with switch(slots=8) as up:
+        for name in ("a", "b", "c"):
+            with Stream.join(up.address, seat(0, 1, job=name)) as stream, pytest.raises(NotFinite):
+                stream.all_reduce(np.array([1.0, np.nan], np.float32))
+        with Stream.join(up.address, seat(0, 1, job="d")) as stream:
+            assert stream.slots == 8 and stream.all_reduce(np.arange(3000, dtype=np.int32))[2999] == 2999
+
+
+def test_more_failed_jobs_than_a_switch_has_places_for() -> None:
+    with switch(slots=8) as up:
+        for k in range(MAX_JOBS + 2):
+            Stream.join(up.address, seat(0, 1, job=f"job {k}")).abandon("a test")
+        with Stream.join(up.address, seat(0, 1, job="whole")) as stream:
+            assert stream.slots == 8 and stream.all_reduce(np.arange(3000, dtype=np.int32))[2999] == 2999
+
+
+def test_who_gave_up_waiting_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.run.aggregate.server.GONE_S", 0.2)
+    with switch(slots=8) as up:
+        with pytest.raises(RunTimeout, match="workers have joined"):
+            Stream.join(up.address, seat(0, 2, timeout_s=0.2))
+        time.sleep(0.3)
+        streams = together(2, lambda worker: Stream.join(up.address, seat(worker, 2)))
+        assert together(2, lambda worker: streams[worker].all_reduce(np.ones(3, np.int32)).tolist()) == [[2, 2, 2]] * 2
+        together(2, lambda worker: streams[worker].close())
+        with pytest.raises(RunTimeout, match="workers have joined"):
+            Stream.join(up.address, seat(0, 2, job="other", timeout_s=0.2))
+        time.sleep(0.3)
+        with Stream.join(up.address, seat(0, 1, job="third")) as stream:  # has the slots of those who gave up
+            assert stream.slots == 8
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,9 @@ def test_an_operator_that_is_not_associative_folds() -> None:
 def test_a_claim_that_does_not_hold_is_refused_with_its_numbers(function, claim: str, options: dict[str, bool]) -> None:
     with pytest.raises(UsageError, match=f"claims {claim}") as refusal:
         own_operator(function, name="mine", **options)
-    assert refusal.value.data["claim"] == claim and len(refusal.value.data["numbers"]) == 3
+    assert refusal.value.data["claim"] == claim
+    numbers = refusal.value.data["numbers"]
+    assert len(numbers) == (2 if claim == "to be commutative" else 3)
 
 
 def test_what_is_no_operator_is_refused() -> None:

@@ -160,6 +160,9 @@ def test_plans_are_written_and_read_and_broken_ones_refused(tmp_path: Path) -> N
     (tmp_path / "b.json").write_text("{}")
     with pytest.raises(FormatError, match="no layout plan"):
         read_layout(tmp_path / "b.json")
+    (tmp_path / "b.json").write_text('{"plan": 1' + "0" * 5000 + "}")  # an integer of thousands of digits
+    with pytest.raises(FormatError, match="no layout plan"):
+        read_layout(tmp_path / "b.json")
     broken = {
         "is not meshwright.layout version 1": {"version": 2}, "is not 2 devices": {"mesh": (3,)},
         "one SBP type per mesh axis": {"sources": {**good.sources, "input:0": ("Q",)}}, "a bucket that is never summed": {"buckets": ()},

@@ -112,7 +112,11 @@ def test_hooks_on_all_modules_keep_the_model_whole() -> None:
     assert graph.method == "opaque" and any("backward hooks of all modules" in n for n in graph.notes)
 
 
-def test_what_changes_outside_the_module_is_no_random_number() -> None:
+def test_what_changes_outside_the_module_is_no_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match="computes something else the second time it runs"):
+        gated("counting", (2, 1, 1))
+    # the gate sees by itself what no trial of the model has seen
+    monkeypatch.setattr(exporting, "refuse_left_tensors", lambda *given: True)
     error = refused("counting")
     assert error.data["cause"] == "outside" and "something outside the module" in error.message and "buffers" in error.hint
 
@@ -129,6 +133,10 @@ def test_losses_are_normalised_as_one_process_would(loss: str, monkeypatch: pyte
     for module in (cases, segments):
         monkeypatch.setattr(module, "loss_terms", lambda graph: {})
     assert refused("attending", loss=loss).data["kind"] == "loss"
+
+
+def test_a_loss_that_is_a_module_has_its_weights() -> None:
+    assert gated("attending", (2, 1, 1), loss="weighted_module").compared == EQUAL
 
 
 @pytest.mark.parametrize("loss", ["sum_of_squares", "mean_by_hand", "huber"])
@@ -216,6 +224,21 @@ def test_what_a_forward_pass_changes_changes_once_a_step_and_is_not_computed_aga
 def test_a_loss_that_is_no_number_is_told() -> None:
     report = gated("diverged", (2, 1, 1))
     assert report.compared == EQUAL and report.notes == ("the owner's loss of the first batch is nan",)
+
+
+def test_a_loss_that_is_no_number_is_told_also_where_it_was_not_understood() -> None:
+    assert gated("diverged", (2, 1, 1), loss="added_up_where_positive").notes == ("the owner's loss of the first batch is nan",)
+
+
+def test_a_difference_where_the_owners_loss_is_no_number_is_no_fault_of_the_plan() -> None:
+    error = refused("diverged_whole")
+    assert error.data["cause"] == "no-number" and "of this batch is nan" in error.message and "a number" in error.hint
+
+
+def test_a_sum_that_is_kept_whole_is_named() -> None:
+    error = refused("mlp", (2, 1, 1), loss="added_up_where_positive")
+    assert error.data["cause"] == "sum-over-samples" and "the mean over its 4 micro-batches" in error.message
+    assert 'reduction="mean"' in error.hint and "one micro-batch in all" in error.hint
 
 
 def test_calls_that_are_not_the_modules_are_no_batch_statistics(monkeypatch: pytest.MonkeyPatch) -> None:

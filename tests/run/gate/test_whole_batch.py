@@ -29,7 +29,7 @@ DEGREES: tuple[tuple[tuple[int, int, int], dict[str, Any]], ...] = (
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("degrees", "how"), DEGREES)
 def test_a_step_is_that_of_the_whole_batch(degrees: tuple[int, int, int], how: dict[str, Any]) -> None:
-    for model in ("clip", "views", "labelled", "twins", "spread", "hardest", "switch", "biased"):
+    for model in ("clip", "views", "skips", "centred", "labelled", "twins", "spread", "hardest", "switch", "biased"):
         report = gated(model, degrees, loss="output", optimizer="adamw", shared=True, models=MODELS, **{"microbatch": 4, **how})
         assert report.against == "the whole batch at once" and not report.stated and report.precision == "float64"
         assert report.largest_error < 1e-9, model

@@ -128,7 +128,8 @@ def test_the_second_group_does_not_plan(tmp_path: Path, monkeypatch: pytest.Monk
     again, heard = planner(tmp_path)
     found = again.choose("all-reduce", 0, 1 << 20)
     assert not isinstance(found, str) and (found.name, found.predicted_s) == (chosen.name, chosen.predicted_s)
-    assert said == heard
+    answers, as_before = ({k: v for k, v in x.items() if not k.startswith("beats/")} for x in (said, heard))
+    assert answers == as_before and answers
     other, _ = planner(tmp_path, tune=2)
     assert other.choose("all-reduce", 0, 1 << 20) == "planned again"
 

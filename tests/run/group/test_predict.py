@@ -141,9 +141,9 @@ def k44(rate_Bps: int = 2_500_000, latency_s: float = 5e-3) -> Fabric:
 
 
 def test_a_first_message_takes_its_way_twice_and_the_others_once() -> None:
-    """gloo sends once the receiver has answered. In a ring of single messages every hop waits for its answer; over short links none does."""
+    """gloo sends once the receiver has answered. Receives are posted as the call begins: the first hop alone waits; over short links none does."""
     fabric = k44(rate_Bps=10**12)
-    for strategy, hops in ((BFB(), 3), (Ring(rings=1), 14)):
+    for strategy, hops in ((BFB(), 3), (Ring(rings=1), 8)):
         order = tuple(f"n{i}" for i in (0, 4, 1, 5, 2, 6, 3, 7))
         p = CollectiveProblem(fabric=fabric, op="all-gather", size_bytes=64, ranks=order, element_bytes=1)
         form = form_of(strategy.plan(p, rng=np.random.default_rng(0)).program)

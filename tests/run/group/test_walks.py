@@ -15,9 +15,10 @@ from meshwright.errors import MeshwrightError, Unsupported
 from meshwright.io.fabric.name import load_fabric
 from meshwright.program.builder import ProgramBuilder
 from meshwright.program.program import Contract
+from meshwright.run.executor.tags import TAG_WINDOW
 from meshwright.run.group.chunks import ChunkMap, regions
 from meshwright.run.group.instructions import Op
-from meshwright.run.group.rank_code import compile_rank, form_of
+from meshwright.run.group.rank_code import MAX_ELEMENTS_AHEAD, compile_rank, form_of
 
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -143,3 +144,24 @@ def test_receiving_goes_straight_into_place() -> None:
     depth = int(reduce.channels.depth.max()) * int((reduce.channels.dst == 0).sum())
     assert 0 < len(code.staging) <= depth and sum(code.staging) <= 2 * 100_000
     assert sum(i.op == Op.COPY for i in code.instructions) == 0
+
+
+@pytest.mark.parametrize(
+    ("messages", "elements", "ahead"), [(6, 600, 6), (6, 3 * MAX_ELEMENTS_AHEAD, 2), (6, 6 * MAX_ELEMENTS_AHEAD, 1), (20, 2000, TAG_WINDOW)]
+)
+def test_short_receives_are_posted_beyond_their_channels_depth(messages: int, elements: int, ahead: int) -> None:
+    """gloo's word that a receive is posted waits behind what goes the other way; long ones keep to the depth, which bounds staging."""
+    b = ProgramBuilder(ranks=2, name="sums")
+    x = [b.buffer(r, chunks=messages, chunk_bytes=8, role="input") for r in range(2)]
+    channel = b.channel(0, 1, depth=1)
+    sends, sums = b.lane(0), b.lane(1)
+    for chunk in range(messages):
+        sends.send(channel, x[0], chunk)
+        sums.recv_add(channel, x[1], chunk)
+    rows = tuple((buffer, 0, messages) for buffer in x)
+    b.contract = Contract(op="reduce", inputs=rows, outputs=rows, root=1)
+    code = compile_rank(form_of(b.build()), 1, elements)
+    taken = [row for row, i in enumerate(code.instructions) if i.op == Op.TAKE]
+    posts = [row for row, i in enumerate(code.instructions) if i.op == Op.POST]
+    before_any = [p for p in posts if p < taken[0]]
+    assert len(before_any) == ahead == len(code.staging) and all(code.flow.waits[p] == (p > posts[0]) for p in before_any)

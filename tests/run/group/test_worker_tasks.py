@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from meshwright.errors import GroupFailed, MessageDamaged
+from meshwright.run.executor.transport import Broken
 from meshwright.run.group.instructions import Op
-from meshwright.run.group.messages import Broken
 from meshwright.run.group.work import PlannedWork
 from meshwright.run.group.worker import Lost, Task, Worker
 

@@ -47,6 +47,11 @@ LAYOUTS = {
     "ep4 over dp2xtp2 z1": {"expert": 4, "tensor": 2, "zero": 1, "fabric": "laptop:4"},
     "tp2xdp2z3 clipped": {"tensor": 2, "fabric": "laptop:4", "zero": 3, "recipe": mw.Recipe(clip_norm=CLIP)},
     "ep4 over dp2xtp2 along sequences": {"expert": 4, "tensor": 2, "fabric": "laptop:4", "sequence": True},
+    # layers run forward again before their backward, exchanges of rows among it
+    "ep2 again": {"expert": 2, "fabric": "laptop:2", "recompute": "layers"},
+    "ep2z3 again": {"expert": 2, "fabric": "laptop:2", "zero": 3, "recompute": "layers"},
+    "ep2xpp2 again": {"expert": 2, "pipeline": 2, "fabric": "laptop:4", "recompute": "layers"},
+    "ep4 over dp2xtp2 along sequences again": {"expert": 4, "tensor": 2, "fabric": "laptop:4", "sequence": True, "recompute": "layers"},
 }  # fmt: skip
 
 
@@ -63,7 +68,7 @@ def test_experts_over_ranks_that_divide_positions(layout, dtype, tolerance, pool
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("layout", [x for x in LAYOUTS if "tp" in x])
+@pytest.mark.parametrize("layout", [x for x in LAYOUTS if "tp" in x and "again" not in x])
 def test_tensor_ranks_divide_what_a_replica_has(layout, pool, tmp_path):
     as_the_owners(layout, "float64", 1e-9, pool, tmp_path)
     plan = plan_of(layout)
@@ -73,7 +78,8 @@ def test_tensor_ranks_divide_what_a_replica_has(layout, pool, tmp_path):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("layout", "dtype", "tolerance"), [*((x, "float64", 1e-9) for x in LAYOUTS if "cp" not in x and "tp" not in x), ("ep2", "float32", 1e-5)]
+    ("layout", "dtype", "tolerance"),
+    [*((x, "float64", 1e-9) for x in LAYOUTS if not any(part in x for part in ("cp", "tp", "again"))), ("ep2", "float32", 1e-5)],
 )
 def test_losses_and_weights_after_20_steps_are_the_owners(layout, dtype, tolerance, pool, tmp_path):
     as_the_owners(layout, dtype, tolerance, pool, tmp_path)
@@ -90,6 +96,18 @@ def as_the_owners(layout, dtype, tolerance, pool, tmp_path):
         for number, kept in found["optimizer"]["state"].items():
             assert torch.allclose(kept["exp_avg"], moments[number]["exp_avg"], rtol=1e-4 if dtype == "float32" else 1e-8, atol=1e-6)
         assert plan.layout.zero_level == 3 or all(shape[0] == 4 // want for shape in found["held"].values())
+
+
+@pytest.mark.parametrize("layout", [x for x in LAYOUTS if x.endswith("again")])
+def test_rows_that_are_exchanged_twice_change_no_bit(layout, pool, tmp_path):
+    """Two steps beside those of the same layout that keeps everything; rows of the second exchange are not counted as tokens of the router."""
+    plan, kept = plan_of(layout), plan_of(layout.removesuffix(" again"))
+    assert plan.layout.forward_again and "R" in plan.main.ops.name and plan.decisions["recompute"]["strategy"] == "layers"
+    ranks = plan.layout.ranks
+    found, first = (pool.run(trained, ranks, ranks, str(tmp_path / n), p, "float64", None, 2) for n, p in (("a", plan), ("b", kept)))
+    assert [x["losses"] for x in found] == [x["losses"] for x in first]
+    for a, b in zip(found, first, strict=True):
+        assert all(torch.equal(x, b["state"][name]) for name, x in a["state"].items()) and a["evaluated"] == b["evaluated"]
 
 
 def test_a_state_goes_on_under_another_expert_degree(pool, tmp_path):

@@ -125,3 +125,33 @@ def test_without_the_package_the_extra_is_named(name, package):
     with pytest.raises(MissingExtra, match=package) as caught:
         getattr(mw.torch, name)
     assert f"meshwright[{package}]" in caught.value.hint
+
+
+TWO_OF_A_CLASS = """
+import warnings, torch, lightning.pytorch as lightning, meshwright as mw
+class Own(lightning.LightningModule):
+    def __init__(self, other=None):
+        super().__init__()
+        self.net, self.beside = torch.nn.Linear(2, 1), (other,)
+    def training_step(self, batch):
+        loss = self.net(batch).mean()
+        self.log("loss", loss)
+        if self.beside[0] is not None:
+            print("beside", self.beside[0].global_step)
+            print("size", float(loss.detach()) < 1e9)
+        return loss
+module = Own(Own())
+step = mw.torch.TrainingStep(module)
+step(torch.ones(3, 2))
+assert type(module) is Own and Own.__dict__.keys().isdisjoint({"log", "global_step"})
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    print(step.to("meta").logs_of(torch.ones(3, 2, device="meta")), *(str(x.message) for x in said))
+"""
+
+
+@peers
+def test_a_module_is_watched_alone_and_what_cannot_be_known_of_its_logs_is_said():
+    done = subprocess.run([PYTHON, "-c", TWO_OF_A_CLASS], capture_output=True, text=True, timeout=200, check=False, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "beside 0" in done.stdout and "([], ['loss']) what training_step logs of its loss is not known" in done.stdout

@@ -118,7 +118,8 @@ def test_batches_by_name_and_losses_of_the_owner():
 
 def test_a_model_that_cannot_be_traced_runs_as_it_is():
     losses, state, _ = plain(Branches, 2, lambda m, given: m(*given)["loss"])
-    model, _, step = stepping(Branches, by_name=True)
+    with pytest.warns(UserWarning, match="the model is kept whole, so that its loss is not known to be a mean over samples"):
+        model, _, step = stepping(Branches, by_name=True)
     x, y = batch(7)
     assert float(step.evaluate({"features": x, "labels": y})) == pytest.approx(float(made(Branches).eval()(x, y)["loss"].detach()), rel=1e-6)
     assert [float(step({"features": x, "labels": y})) for x, y in map(batch, range(2))] == pytest.approx(losses, rel=1e-6)
@@ -129,11 +130,22 @@ def test_the_owner_does_not_update_again():
     model, own, step = stepping()
     step(batch())
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(UsageError, match="has updated the parameters already"):
+    with pytest.raises(UsageError, match="has updated the parameters already") as caught:
         own.step()
+    assert "give step all samples of an update at once" in caught.value.hint
     step.optimizer.ignore_calls = True
     own.step()
     assert all(torch.equal(before[n], x) for n, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("scaled", [lambda x: x, lambda x: x / 4, lambda x: 1024.0 * x.to(torch.float32)])
+def test_gradients_are_not_accumulated_around_a_step(scaled):
+    loss = stepping()[2](batch())
+    with pytest.raises(UsageError, match=r"loss.backward: step\(batch\) has computed the gradients") as caught:
+        scaled(loss).backward()
+    assert "give step all samples of an update at once" in caught.value.hint
+    assert all(type(x) is torch.Tensor for x in (copy.deepcopy(loss), loss.detach(), loss + loss, torch.stack([loss, loss])))
+    assert repr(loss) == repr(loss.detach()) and not loss.requires_grad
 
 
 def test_states_are_loaded_whole_or_by_part_and_refused_by_name():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from meshwright.cli import main
 from meshwright.decide.place import PlaceProblem
@@ -14,8 +16,10 @@ from meshwright.drive.plans import write_plan
 from meshwright.errors import FormatError, Infeasible, RankDied, RankFailed, RunError, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.graph.tasks import Task, TaskEdge, TaskGraph
+from meshwright.io.model.tasks import read_tasks
 from meshwright.kernels.garbage import kept_memory
 from meshwright.lab.handle import StandingLab
+from meshwright.run.machine.cpu_quota import quota_place
 
 pytest.importorskip("torch")
 
@@ -91,6 +95,44 @@ def test_tasks_read_what_their_parents_made(tmp_path, capsys):
     assert all(at[e.src][1] <= at[e.dst][0] for e in made.graph.edges) and all(a <= b for a, b in at.values())
     assert len(found["runs_s"]) == 2 and found["measured_s"] in found["runs_s"] and found["simulated_s"] == pytest.approx(found["planned_s"])
     assert (tmp_path / "t.json").stat().st_size > 0 and not found["lost"]
+
+
+def test_tasks_are_written_with_the_work_that_they_took(tmp_path, capsys):
+    made, _, work = files(tmp_path)
+    out = tmp_path / "measured.json"
+    assert main(["place", "run", str(tmp_path / "plan.json"), "--work", work, "--runs", "3", "--tasks-out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    again = read_tasks(out)
+    took = {t["task"]: t["took_s"] for t in found["tasks"]}
+    assert found["tasks_out"] == str(out) and all(s > 0 for s in took.values())
+    assert {t.name: t.work for t in again.tasks} == pytest.approx({name: s * 1e9 for name, s in took.items()})  # all devices do 10^9 a second
+    assert replace(again, tasks=made.graph.tasks) == made.graph  # and nothing else is another
+    wanted = plan_placement(PlaceProblem(graph=again, fabric=made.fabric), [Heft()])[0]
+    assert tasks_of(wanted) == again
+
+
+@pytest.mark.skipif(quota_place() is None, reason="no control group with the cpu controller can be made here")
+def test_a_task_under_a_share_takes_its_processor_time(tmp_path):
+    """A task that only waits needs next to nothing of its device's share, however long it took."""
+    from meshwright.run.place.run import run_placement
+
+    made = problem()
+    devices = tuple(dataclasses.replace(d, cpu_share=0.5) if d.name == "d0" else d for d in made.fabric.devices)
+    plan = plan_placement(PlaceProblem(graph=made.graph, fabric=dataclasses.replace(made.fabric, devices=devices)), [Heft()])[0]
+    (tmp_path / "work.py").write_text("import time\n\ndef work(task, inputs, outputs):\n    time.sleep(0.1)\n", encoding="utf-8")
+    first = run_placement(plan, work=f"{tmp_path / 'work.py'}:work").rounds[0]
+    on, m = devices_of(plan), first.measured.spans
+    for name, begin_s, end_s in zip(m.name, m.start_s, m.end_s, strict=True):
+        assert (first.took_s[name] < (end_s - begin_s) / 2) == (on[name] == "d0")
+
+
+def test_what_did_not_run_keeps_its_work(tmp_path):
+    from meshwright.run.place.run import PlacementRun, measured_work, run_placement
+
+    made, plan, work = files(tmp_path)
+    first = run_placement(plan, work=work).rounds[0]
+    told = measured_work(PlacementRun(rounds=(dataclasses.replace(first, took_s={"think": 5.0}),)))
+    assert {t.name: t.work for t in told.tasks} == {**{t.name: t.work for t in made.graph.tasks}, "think": pytest.approx(5e9)}
 
 
 def test_a_lost_device_is_replaced(tmp_path, capsys):
@@ -194,4 +236,4 @@ def test_what_a_task_lets_go_stays_with_its_process(tmp_path):
     run_placement(plan, work=f"{tmp_path / 'filter.py'}:work", runs=6)
     first, *later = [int(x) for x in (tmp_path / "faults.txt").read_text().split()]
     with kept_memory() as known:
-        assert not known or (first > 1000 and min(later) < 100)
+        assert not known or min(later) < 0.2 * first  # a page may be a large one, so that the first run makes few hundred, too

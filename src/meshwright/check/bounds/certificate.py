@@ -97,7 +97,7 @@ def _ranks(data: Mapping[str, Any], fabric: Fabric) -> set[str]:
 
 
 def _known(names: Sequence[str], fabric: Fabric) -> set[str]:
-    unknown = sorted(set(names) - set(fabric.actor_names))
+    unknown = sorted(name for name in set(names) if name not in fabric.actor_of)
     if unknown:
         raise _Wrong(f"fabric {fabric.name!r} has no {unknown[0]!r}")
     return set(names)
@@ -258,7 +258,8 @@ def _partition(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
         if (s.multicast or s.aggregate) and s.name not in union:
             raise _Wrong(f"switch {s.name!r} can add or copy and lies in no part")
     # Partial sums enter parts from outside, over these links alone; a link into each part counts for that part.
-    entering = sum(x.rate_Bps for x in fabric.links for part in parts if x.dst in part and x.src not in part)
+    part_of = {name: i for i, part in enumerate(parts) for name in part}  # they are disjoint
+    entering = sum(x.rate_Bps for x in fabric.links if x.dst in part_of and part_of.get(x.src) != part_of[x.dst])
     if entering != fraction_of(str(data["entering_Bps"])) or not entering:
         raise _Wrong(f"links of {entering} B/s enter the parts, it says {data['entering_Bps']}")
     return Fraction(2 * (len(parts) - 1) * int(data["size_bytes"]), entering)

@@ -57,28 +57,30 @@ def ends_of(p: Program) -> Ends:
     found: list[End] = []
     at: dict[tuple[int, bool], list[int]] = {}
     lane, sizes = p.lane_of_step(), p.message_bytes("upper") if away.any() else np.zeros(0)
-    for step in np.flatnonzero(_of(s.chan_in, away) | _of(s.chan_out, away)).tolist():
-        parts = int(s.parts[step])
+    steps = np.flatnonzero(_of(s.chan_in, away) | _of(s.chan_out, away))
+    of_step = ("parts", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "count", "size", "chan_in", "chan_out")
+    columns = zip(steps.tolist(), p.lanes.actor[lane[steps]].tolist(), *(getattr(s, name)[steps].tolist() for name in of_step), strict=True)
+    owner, source, target, by = p.buffers.actor.tolist(), c.src.tolist(), home.tolist(), [tuple(row) for row in offsets.tolist()]
+    packed = [name.startswith(PACKED) for name in p.sizes.name]
+    for step, actor, parts, src_buffer, src_chunk, dst_buffer, dst_chunk, count, size, chan_in, chan_out in columns:
         sends = parts in SENDS
         adds = parts == TAKES[1]
-        alike = (int(s.src_buffer[step]), int(s.src_chunk[step])) == (int(s.dst_buffer[step]), int(s.dst_chunk[step]))
-        packed = int(s.size[step]) >= 0 and p.sizes.name[int(s.size[step])].startswith(PACKED)
-        if not (sends or parts == TAKES[0] or (adds and alike)) or (int(s.size[step]) >= 0 and not packed):
+        alike = (src_buffer, src_chunk) == (dst_buffer, dst_chunk)
+        if not (sends or parts == TAKES[0] or (adds and alike)) or (size >= 0 and not packed[size]):
             text = "a message to another member that is passed on, added elsewhere or of unknown size is not proved folded"
             raise Unsupported(text, where=p.describe(step))
-        channel = int(s.chan_out[step] if sends else s.chan_in[step])
-        if int(p.lanes.actor[lane[step]]) != int(c.src[channel] if sends else home[channel]):
+        channel = chan_out if sends else chan_in
+        if actor != (source if sends else target)[channel]:
             raise FormatError("is not at the end of its channel", where=p.describe(step))
-        buffer, chunk = (s.src_buffer, s.src_chunk) if sends else (s.dst_buffer, s.dst_chunk)
-        if int(p.buffers.actor[buffer[step]]) != int(p.lanes.actor[lane[step]]):
+        place = (src_buffer, src_chunk, count) if sends else (dst_buffer, dst_chunk, count)
+        if owner[place[0]] != actor:
             raise FormatError("uses a buffer of another rank", where=p.describe(step))
-        place = int(buffer[step]), int(chunk[step]), int(s.count[step])
-        found.append(End(step, channel, sends, place, adds, tuple(offsets[channel].tolist()), int(s.size[step])))
+        found.append(End(step, channel, sends, place, adds, by[channel], size))
         at.setdefault((channel, sends), []).append(step)
     pairs, rooms = list[tuple[int, int]](), list[tuple[int, int]]()
     for channel in sorted({channel for channel, _ in at}):
         out, into, depth = at.get((channel, True), []), at.get((channel, False), []), int(c.depth[channel])
-        one_lane = len({lane[x] for x in out}) < 2 and len({lane[x] for x in into}) < 2
+        one_lane = len(np.unique(lane[out])) < 2 and len(np.unique(lane[into])) < 2
         if not one_lane or len(out) != len(into) or np.any(sizes[out] != sizes[into]) or np.any(s.size[out] != s.size[into]):
             raise FormatError(f"channel {channel} has {len(out)} messages and {len(into)} receipts that do not match", where=p.name)
         pairs += zip(out, into, strict=True)

@@ -24,7 +24,7 @@ WHOLE = ("weights", "gradients", "gathered", "gradfull")  # kinds of buffers tha
 
 
 class Near(NamedTuple):
-    """The axis of the fold along which neighbouring data replicas divide positions or experts; no name and size 1 where they do not."""
+    """The axis of the fold of neighbouring data replicas: of those that divide positions or experts, or share a server; else no name and size 1."""
 
     name: str
     size: int
@@ -34,7 +34,9 @@ def near_axis(layout: TrainingLayout) -> Near:
     """Raises: Unsupported where some divide positions and some experts."""
     if layout.context > 1 and layout.expert > 1:
         raise Unsupported("replicas that divide experts and positions are not proved folded")
-    return Near("context", layout.context) if layout.context > 1 else Near("experts", layout.expert) if layout.expert > 1 else Near("", 1)
+    if layout.context > 1 or layout.expert > 1:
+        return Near("context", layout.context) if layout.context > 1 else Near("experts", layout.expert)
+    return Near("server", layout.server_replicas) if layout.server_replicas else Near("", 1)
 
 
 def check_slots(
@@ -44,7 +46,10 @@ def check_slots(
     """`shift` (axes, buffers): as the fold says. `parts`: of every buffer's group, `holds_all`: whether it has slots for all tensor ranks."""
     near = near_axis(layout)
     replicas = layout.data // near.size
-    everyone = {"data": replicas, near.name: layout.data}
+    everyone = {near.name: near.size, "data": layout.data}  # the next neighbour has the next block, the next of the others the next part of it
+    blocks = {"data": replicas}
+    if layout.copies_in_servers:  # the other way: parts in rank order
+        everyone, blocks = {near.name: layout.data, "data": replicas}, {near.name: near.size}
     for b in range(shift.shape[1]):
         name, part, chunks = p.buffers.name[b], parts[b], int(p.buffers.chunks[b])
         kind, _, rest = name.partition(":")
@@ -56,10 +61,10 @@ def check_slots(
             # Neighbours that divide experts have other ones in a group of experts: it is divided among those with the same.
             wanted = {} if not divided else {"data": replicas} if part.group.partition(":")[0].endswith(EXPERTS) else everyone
         elif int(p.buffers.alias_of[b]) >= 0:
-            wanted = {near.name: near.size}
+            wanted = blocks
         elif holds_all[b]:
             wanted = {"tensor": layout.tensor}
-        elif kind in ("act", "grad") and rest.rpartition(":")[0] in in_blocks:
+        elif kind in ("act", "remade", "grad") and rest.rpartition(":")[0] in in_blocks:
             wanted = {near.name: near.size}
         for row, axis in enumerate(axes):
             have, want = int(shift[row, b]), chunks // wanted[axis.name] if axis.name in wanted else 0

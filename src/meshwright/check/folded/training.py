@@ -36,7 +36,7 @@ from .messages import End
 from .shadow import ORBIT, RECEIVED, SENT, OrbitCall, Shadow, shadow
 from .slots import check_slots, near_axis
 
-SUMMED = {"data": 0, "context": 1, "experts": 1, "tensor": 2}  # where a gradient's quantity says that it is summed over an axis
+SUMMED = {"data": 0, "context": 1, "experts": 1, "server": 1, "tensor": 2}  # where a gradient's quantity says that it is summed over an axis
 DIVIDED = ("old", "updated", "gradient")  # quantities of a group's cells, (name, group, stage, tensor index, cell, ...)
 
 __all__ = ["FoldedProof", "check_folded_training", "prove_folded"]

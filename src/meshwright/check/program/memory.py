@@ -7,8 +7,9 @@ share the bytes of their root; a repeated lane's slices are allocated together a
 Worst order: a moment of an execution is a set of step starts and ends closed under happens-before. Its memory is a sum of +bytes
 for starts and -bytes for ends, so the worst moment is a maximum-weight closure: the sum of the positive weights less a maximum flow
 (Picard 1976). It equals the max-weight antichain of the lifetime order, and its witness are the buffers alive in it. Exact when every
-buffer has one first writer and one last step under happens-before; otherwise, and beyond MAX_FLOW_NODES, an upper bound, and said so. Programs of
-MIN_SWEPT_BUFFERS buffers and more get the bound of `memory_sweep`, those whose order is too large for clocks that of all buffers at once.
+buffer has one first writer and one last step under happens-before; otherwise, and beyond MAX_FLOW_NODES, an upper bound, and said so: the lesser of
+that and of `sweep`'s. Programs of MIN_SWEPT_BUFFERS buffers and more get the bound of `sweep` alone, those whose order is too large for clocks that
+of all buffers at once.
 """
 
 from __future__ import annotations
@@ -161,6 +162,11 @@ def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
         peaks[actor], exact[actor], held = _worst(order, life, of[actor], ahead)
         alive[actor] = tuple(life.what[e] for e in held if life.what[e] >= 0)
         steps[actor] = tuple(-1 - life.what[e] for e in held if life.what[e] < 0)
+    # A closure lets what has several last steps (a buffer sent over several lanes) live on; the sweep knows when all of them are over.
+    if not all(exact) and not np.any(p.lanes.repeat > 1):
+        for actor, swept in enumerate(swept_peaks(p, order)):
+            if not exact[actor] and swept < peaks[actor]:
+                peaks[actor], alive[actor], steps[actor] = swept, (), ()
     staging = staging_bytes(p, order)
     return WorstMemory(peak_bytes=tuple(peaks), staging_bytes=tuple(staging.tolist()), exact=tuple(exact), alive=tuple(alive), steps=tuple(steps))
 

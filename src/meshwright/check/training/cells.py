@@ -12,8 +12,12 @@ from ..program.values import Machine
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .data_groups import DataGroups
 
-__all__ = ["ADDING", "EXPERTS", "KEPT", "WeightCells", "among_experts", "compute_steps", "members", "too_small"]
+__all__ = [
+    "ADDING", "EXPERTS", "FIRST", "KEPT", "WeightCells", "among_experts", "compute_steps", "forward_again",
+    "made_twice", "members", "run_twice", "too_small",
+]  # fmt: skip
 
+FIRST = {"remade": "act", "remadeall": "actall", "remadesum": "actsum"}  # kinds of buffers of a second forward pass -> those of the first
 ADDING = ("B", "W")  # compute steps that add to gradients of parameters
 EXPERTS = "%"  # ends names of gradient buffers of experts that neighbouring data replicas divide
 KEPT = ("saved", "left")  # what a segment's steps keep for its later ones
@@ -33,16 +37,48 @@ def members(layout: TrainingLayout, x: ContextExchange) -> int:
 
 def compute_steps(layout: TrainingLayout, pipeline: int, data: int) -> Iterator[tuple[str, str, int]]:
     """(name, segment, micro-batch) of what the ranks of a pipeline and a data index run once: stages, for micro-batches of the copies held."""
-    names = "FIW" if layout.split_backward else "FB"
+    names, twice = "FIW" if layout.split_backward else "FB", run_twice(layout)
     for stage, copy in layout.hosted(pipeline):
         for m in range(layout.microbatches_of(data)):
             if layout.copy(m) == copy:
-                yield from ((n, key, m) for key in layout.stages[stage].segments for n in names)
+                yield from ((n, key, m) for key in layout.stages[stage].segments for n in (*names, *("R" if key in twice else "")))
+
+
+def forward_again(layout: TrainingLayout) -> tuple[tuple[str, ...], ...]:
+    return () if layout.forward_again is UNSET else layout.forward_again
+
+
+def run_twice(layout: TrainingLayout) -> set[str]:
+    """Keys of the segments that run forward again."""
+    return {key for group in forward_again(layout) for key in group}
+
+
+def made_twice(layout: TrainingLayout) -> dict[str, set[str]]:
+    """By segment that runs forward again: values that its group reads and has a second time, written in it or got of others, with what these came
+    of; numbers of filled rows stay as they were."""
+    exchanges = () if layout.exchanges is UNSET else layout.exchanges
+    numbers = {x.counts for x in exchanges if x.counts is not UNSET}
+    numbers |= {x.target for x in exchanges if x.source in numbers} | {x.source for x in exchanges if x.target in numbers}
+    found: dict[str, set[str]] = {}
+    for group in forward_again(layout):
+        mine = [s for s in layout.segments if s.key in group]
+        there = {v for s in mine for v in s.writes}
+        for x in exchanges:  # in the order of the layout, so one that comes of another after it
+            if x.source in there:
+                there.add(x.target)
+        read = {v for s in mine for v in s.reads}
+        for x in reversed(exchanges):
+            if x.target in read:
+                read.add(x.source)
+        for key in group:
+            found[key] = (there & read) - numbers
+    return found
 
 
 def too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
     """What a segment that recomputes keeps has room in its buffers."""
-    keeps = {s.key: s.saved_bytes for s in layout.segments if s.recompute or s.step is not None}
+    twice = run_twice(layout)
+    keeps = {s.key: s.saved_bytes for s in layout.segments if s.recompute or s.step is not None or s.key in twice}
     for b, name in enumerate(p.buffers.name or ()):
         kind, _, rest = name.partition(":")
         size = int(p.buffers.chunks[b]) * int(p.buffers.chunk_bytes[b])

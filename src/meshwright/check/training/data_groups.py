@@ -1,7 +1,8 @@
 """What a training layout says about weights and gradients that data replicas divide: names of buffers, who owns which cells, who must use them.
 
-Written from the plan format alone (docs/formats.md): a group is a bucket of a stage or a parameter of several stages; replica d of n owns the d-th
-n-th of its cells. Of experts that neighbours divide (`@<bucket>%`), replicas count those with the same experts: d // degree of n / degree.
+Written from the plan format alone (docs/formats.md): a group is a bucket of a stage or a parameter of several stages; replica r · n + c of n
+neighbours (`near`) owns the r-th part of the c-th of n blocks of its cells. Of experts that neighbours divide (`@<bucket>%`), replicas count those
+with the same experts, in order: d // degree of all / degree.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from msgspec import UNSET
 from ...plan.plan import TrainingLayout
 from ...program.program import Program
 
-__all__ = ["DataGroups", "Part", "part_of"]
+__all__ = ["DataGroups", "Part", "in_blocks", "near", "part_of"]
 
 EXPERTS = "%"  # ends names of groups of experts
 KINDS = ("gradients", "gradshard", "weights", "shard")
@@ -38,6 +39,18 @@ def part_of(name: str) -> Part | None:
         if name.startswith(kind) and (len(name) == len(kind) or name[len(kind)] in "@+:%"):
             return Part(kind, name[len(kind) :], -1)
     return None
+
+
+def near(layout: TrainingLayout) -> int:
+    """Neighbouring replicas that own a part of one block each: those that divide positions, else experts, else share a server; else one does."""
+    if layout.context > 1 or layout.expert > 1:
+        return layout.context if layout.context > 1 else layout.expert
+    return layout.server_replicas or 1
+
+
+def in_blocks(layout: TrainingLayout) -> int:
+    """Blocks of a group, one of each neighbour; where the layout says that parts are in rank order, one."""
+    return 1 if layout.copies_in_servers else near(layout)
 
 
 class DataGroups:
@@ -98,8 +111,11 @@ class DataGroups:
 
     def owner(self, rank: int, group: str) -> tuple[int, int]:
         """Which of how many replicas that divide the group a rank belongs to."""
-        replica, neighbours = self.layout.coordinates(rank)[1], self.layout.expert if group.partition(":")[0].endswith(EXPERTS) else 1
-        return replica // neighbours, self.layout.data // neighbours
+        replica, data = self.layout.coordinates(rank)[1], self.layout.data
+        if group.partition(":")[0].endswith(EXPERTS):
+            return replica // self.layout.expert, data // self.layout.expert
+        turn, member = divmod(replica, in_blocks(self.layout))
+        return member * (data // in_blocks(self.layout)) + turn, data
 
     def shift(self, rank: int, b: int, cells: int) -> int:
         """Where the first cell of buffer `b`, of `cells` cells, stands in its group."""

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from ...plan.plan import ContextExchange, Segment, TrainingLayout, ValueInfo
 from ..verdict import Finding
-from .cells import among_experts, members
+from .cells import among_experts, forward_again, members
 from .copies import copy_faults
 from .placement import placement_faults
 
@@ -57,6 +57,7 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
             if v in made:
                 bad.append((f"value {v!r} is written by {made[v]} and {seg.key}", {"value": v}))
             made[v] = seg.key
+    bad += _forward_again(layout)
     bad += _context(layout, made, stage)
     bad += _batch_sums(layout, made)
     for seg in layout.segments:
@@ -65,6 +66,27 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
                 bad.append((f"segment {seg.key} reads {v!r}, which no segment writes", {"value": v}))
     bad += [(text, {}) for text in _data_parallel(layout)]
     return [Finding(check="plan", message=f"layout: {text}", witness=facts) for text, facts in bad]
+
+
+def _forward_again(layout: TrainingLayout) -> list[tuple[str, dict[str, Any]]]:
+    """Segments that run forward again come in groups of neighbours, each in one, and their calls give the same twice."""
+    groups, found = forward_again(layout), list[tuple[str, dict[str, Any]]]()
+    order, seen = {s.index: list(s.segments) for s in layout.stages}, set[str]()
+    segment = {s.key: s for s in layout.segments}
+    for group in groups:
+        first = segment[group[0]] if group and group[0] in segment else None
+        mine = order.get(first.stage, []) if first is not None else []
+        at = mine.index(group[0]) if group and group[0] in mine else 0
+        if not group or mine[at : at + len(group)] != list(group) or seen & set(group):
+            found.append((f"{', '.join(group) or 'nothing'} run forward again, which are no neighbours of one stage, or run in two groups", {}))
+            continue
+        seen |= set(group)
+        if any(segment[key].step is not None for key in group):
+            found.append((f"{', '.join(group)} run forward again, and by plans of their steps", {}))
+    exchanges = () if layout.exchanges is UNSET else layout.exchanges
+    if groups and (layout.batch_sums or any(x.again is True or x.copies is not UNSET for x in exchanges)):
+        found.append(("segments run forward again beside statistics of the batch, copies of experts or blocks that come again", {}))
+    return found
 
 
 def _sequence(layout: TrainingLayout, seg: Segment) -> list[str]:
@@ -176,6 +198,10 @@ def _data_parallel(layout: TrainingLayout) -> list[str]:
         bad.append(f"the sharding level is {layout.zero_level}, there are 0 to 3")
     if layout.data < 2 and (layout.zero_level or (layout.overlap and len(layout.placement) < 2)):
         bad.append(f"sharding level {layout.zero_level} and overlapped sums need replicas, there is one")
+    if layout.server_replicas and (layout.server_replicas < 1 or layout.data % layout.server_replicas or layout.context * layout.expert > 1):
+        bad.append(f"{layout.server_replicas} replicas of a server do not divide {layout.data} that divide neither positions nor experts")
+    if layout.copies_in_servers and (not layout.zero_level or layout.context > 1 or not 1 < layout.expert < layout.data):
+        bad.append(f"no replicas have the same experts and divide state, of {layout.data} at expert degree {layout.expert}: none can share a server")
     if layout.whole_parameters and (not layout.zero_level or any(b.codec for b in layout.buckets)):
         bad.append(f"parameters that replicas divide whole need a sharding level and gradients without codecs, the level is {layout.zero_level}")
     if (layout.zero_level or layout.overlap) and not layout.buckets and any(s.params for s in layout.stages):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...plan.plan import TrainingLayout
+from .data_groups import in_blocks
 from .state import StepState
 
 __all__ = ["Axis", "axes_of", "norm_steps", "require_norm", "squared"]
@@ -30,7 +31,7 @@ def axes_of(layout: TrainingLayout, rank: int) -> tuple[Axis, ...]:
     at = list(layout.coordinates(rank))
     first = at[1] - at[1] % layout.expert  # of those that divide experts with this rank; their groups come to the same
     members = {
-        "data": list(range(layout.data)) if layout.zero_level else [at[1]],
+        "data": [d for c in range(in_blocks(layout)) for d in range(c, layout.data, in_blocks(layout))] if layout.zero_level else [at[1]],
         "experts": [at[1]] if layout.zero_level else list(range(first, first + layout.expert)),
         "tensor": list(range(layout.tensor)),
         "pipeline": [p for p in range(layout.pipeline) if set(layout.held(p).params) - set(layout.frozen)],

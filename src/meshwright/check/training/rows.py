@@ -7,13 +7,13 @@ layout names (`counts`): every step that writes it there must come before, and i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import UNSET
-from numpy.typing import NDArray
 
 from ...plan.plan import ContextExchange, TrainingLayout
 from ...program.program import Kind, Part, Program
@@ -48,59 +48,97 @@ def check_rows(p: Program, layout: TrainingLayout, order: Order, moved: Sequence
             rows[x.source], rows[x.target] = _Rows(x.counts, x), _Rows(other.get(x.counts, ""), x)
     if not rows and not len(p.sizes):
         return []
-    names, actor = p.buffers.name, p.lanes.actor[p.lane_of_step()]
+    names, actor = p.buffers.name, p.lanes.actor[p.lane_of_step()].tolist()
     buffer_of = {(int(p.buffers.actor[b]), name): b for b, name in enumerate(names)}
-    writers = _writers(p)
-    found: list[Finding] = []
+    limits = list(zip(p.sizes.lower.tolist(), p.sizes.expected.tolist(), p.sizes.upper.tolist(), strict=True))
+    told = cache(lambda b: _told(rows, buffer_of, int(p.buffers.actor[b]), names[b]))
+    expected_of = cache(lambda value, rank, chunk: _expected(rows[value].of, layout, rank, chunk, value, alike=moved is not None))
+    found: list[tuple[int, Finding]] = []  # with the number of the move
+    asked: list[tuple[int, int, int, str]] = []  # (number of a move, its step, buffer of its numbers of rows or -1, that buffer's name)
 
-    def wrong(step: int, text: str) -> None:
-        found.append(Finding(check="values", message=f"{p.describe(step)} {text}", witness=witness(p, step)))
+    def wrong(number: int, step: int, text: str) -> None:
+        found.append((number, Finding(check="values", message=f"{p.describe(step)} {text}", witness=witness(p, step))))
 
-    for step, b, chunk, symbol in chain(_moves(p), moved or ()):
-        kind, _, rest = names[b].partition(":")
-        value, _, mb = rest.rpartition(":")
-        known = rows.get(value) if kind in ("act", "grad") else None
+    for number, (step, b, chunk, symbol) in enumerate(chain(_moves(p), moved or ())):
+        value, counts, called = told(b)
         if len(found) >= MAX_FINDINGS_OF_A_KIND:
             break
-        if (known is None) != (symbol < 0):
-            wrong(step, f"moves {names[b]} in {'whole blocks, and' if known else 'a size of its own, and'} the layout says otherwise")
-        if known is None or symbol < 0:
+        if (not value) != (symbol < 0):
+            wrong(number, step, f"moves {names[b]} in {'whole blocks, and' if value else 'a size of its own, and'} the layout says otherwise")
+        if not value or symbol < 0:
             continue
-        rank, block = int(actor[step]), int(p.buffers.chunk_bytes[b])
-        limits = int(p.sizes.lower[symbol]), int(p.sizes.expected[symbol]), int(p.sizes.upper[symbol])
-        expected = _expected(known.of, layout, rank, chunk, value, alike=moved is not None)
-        if limits != (0, min(expected, block), block):
-            wrong(step, f"has a size of {limits}; any number of rows up to {block} bytes may be filled, {min(expected, block)} are expected")
-        counts = buffer_of.get((rank, f"act:{known.counts}:{mb}"), -1)
-        if counts < 0 or not writers.get(counts) or not _before(order, writers[counts], [step]).all():
-            wrong(step, f"needs the filled rows that act:{known.counts}:{mb} holds, which rank {rank} does not know then")
-        elif len(last := p.buffers.last[counts].tolist()) and step not in last and not _before(order, [step], last).any():
-            wrong(step, f"needs the filled rows that {p.buffer_name(counts)} holds, which is dead by then")
-    return found
+        block = int(p.buffers.chunk_bytes[b])
+        expected = min(expected_of(value, actor[step], chunk), block)
+        if limits[symbol] != (0, expected, block):
+            wrong(number, step, f"has a size of {limits[symbol]}; any number of rows up to {block} bytes may be filled, {expected} are expected")
+        asked.append((number, step, counts, called))
+    for k, dead in _unknown(p, order, asked)[:MAX_FINDINGS_OF_A_KIND]:
+        number, step, counts, called = asked[k]
+        what = f"{p.buffer_name(counts)} holds, which is dead by then" if dead else f"{called} holds, which rank {actor[step]} does not know then"
+        wrong(number, step, f"needs the filled rows that {what}")
+    return [f for _, f in sorted(found, key=lambda x: x[0])][:MAX_FINDINGS_OF_A_KIND]
+
+
+def _told(rows: Mapping[str, _Rows], buffer_of: Mapping[tuple[int, str], int], rank: int, name: str) -> tuple[str, int, str]:
+    """Of a buffer's name: the value whose rows it holds, or nothing; that rank's buffer that says how many there are, or -1, and its name."""
+    kind, _, rest = name.partition(":")
+    value, _, mb = rest.rpartition(":")
+    if value not in rows or kind not in ("act", "remade", "grad"):
+        return "", -1, ""
+    called = f"act:{rows[value].counts}:{mb}"
+    return value, buffer_of.get((rank, called), -1), called
 
 
 def _moves(p: Program) -> Iterator[Move]:
     s = p.steps
-    for step in np.flatnonzero((s.kind == Kind.TRANSFER) & ((s.parts & (Part.RECV | Part.SEND)) != 0)).tolist():
-        buffer, chunk = (s.dst_buffer, s.dst_chunk) if s.parts[step] & Part.RECV else (s.src_buffer, s.src_chunk)
-        yield Move(step, int(buffer[step]), int(chunk[step]), int(s.size[step]))
+    step = np.flatnonzero((s.kind == Kind.TRANSFER) & ((s.parts & (Part.RECV | Part.SEND)) != 0))
+    into = (s.parts[step] & Part.RECV) != 0
+    columns = np.where(into, s.dst_buffer[step], s.src_buffer[step]), np.where(into, s.dst_chunk[step], s.src_chunk[step]), s.size[step]
+    return map(Move, step.tolist(), *(x.tolist() for x in columns))
 
 
-def _before(order: Order, these: Sequence[int], those: Sequence[int]) -> NDArray[np.bool_]:
-    """Of each pair, one of the lists having one step, whether the first comes before the second."""
-    a, b = np.broadcast_arrays(np.array(these), np.array(those))
-    turns = np.zeros(len(a), np.int64)
-    return order.before(order.node(a, turns), order.node(b, turns))
+def _unknown(p: Program, order: Order, asked: Sequence[tuple[int, int, int, str]]) -> list[tuple[int, bool]]:
+    """Which of what is asked has no answer then, in order, and whether it is dead: every step that writes the numbers comes before, and they may not
+    be dead. All pairs of steps are looked up at once."""
+    writers = _writers(p, {counts for _, _, counts, _ in asked})
+    # Of a lane's steps the latest: it comes after the others.
+    latest = cache(lambda counts: _latest(order, writers[counts]))
+    uses = cache(lambda counts: _latest(order, p.buffers.last[counts].tolist()))
+    late, dead = set[int](), set[int]()
+    pairs: dict[bool, list[tuple[int, int, int]]] = {True: [], False: []}  # (which, step, later step); True: writers, False: last uses
+    for k, (_, step, counts, _) in enumerate(asked):
+        if counts < 0 or not writers[counts]:
+            late.add(k)
+            continue
+        pairs[True] += ((k, w, step) for w in latest(counts))
+        last = uses(counts)
+        if last and step not in last:
+            pairs[False] += ((k, step, x) for x in last)
+            dead.add(k)
+    for of_writers, found in pairs.items():
+        which, first, then = np.array(found, np.int64).reshape(-1, 3).T
+        turns = np.zeros(len(which), np.int64)
+        before = order.before(order.node(first, turns), order.node(then, turns))
+        if of_writers:
+            late |= {*which[~before].tolist()}
+        else:
+            dead -= {*which[before].tolist()}
+    return [(k, k not in late) for k in sorted(late | dead)]
 
 
-def _writers(p: Program) -> dict[int, list[int]]:
-    """Steps that write each buffer."""
-    s, found = p.steps, dict[int, list[int]]()
-    for step in np.flatnonzero((s.kind == Kind.TRANSFER) & ((s.parts & Part.STORE) != 0)).tolist():
-        found.setdefault(int(s.dst_buffer[step]), []).append(step)
+def _latest(order: Order, steps: Sequence[int]) -> list[int]:
+    return [*{int(order.lane_of_step[step]): step for step in sorted(steps)}.values()]
+
+
+def _writers(p: Program, buffers: Collection[int]) -> dict[int, list[int]]:
+    """Steps that write each of these buffers."""
+    s, found = p.steps, {b: list[int]() for b in buffers}
+    stores = np.flatnonzero((s.kind == Kind.TRANSFER) & ((s.parts & Part.STORE) != 0) & np.isin(s.dst_buffer, [*buffers]))
+    for step, b in zip(stores.tolist(), s.dst_buffer[stores].tolist(), strict=True):
+        found[b].append(step)
     for step in np.flatnonzero(s.kind == Kind.COMPUTE).tolist():
-        for b in {int(x) for x in p.ops.writes[int(s.op[step])].reshape(-1, 3)[:, 0]}:
-            found.setdefault(b, []).append(step)
+        for b in {*p.ops.writes[int(s.op[step])].reshape(-1, 3)[:, 0].tolist()} & found.keys():
+            found[b].append(step)
     return found
 
 

@@ -16,7 +16,7 @@ from ..program.order import Order
 from ..program.values import QUANTITY_MASK
 from ..program.wellformed import witness
 from ..verdict import Finding
-from .cells import ADDING, EXPERTS, WeightCells, members
+from .cells import ADDING, EXPERTS, FIRST, WeightCells, made_twice, members
 from .copies import block_in_place, stands_for
 from .data_groups import DataGroups
 
@@ -42,6 +42,7 @@ class StepState(WeightCells):
                 if v not in gradless:
                     self.readers.setdefault(self.sent(v), []).append(s)
         self.again = {x.target for x in self.exchanged.values() if x.again is True}
+        self.twice = made_twice(layout)
         self.copied = {x.source: x.copies for x in self.exchanged.values() if x.copies is not UNSET}
         self.blocks = {v.name: max(1, *v.shape[:1]) for v in layout.values if v.name in self.copied or self.sent(v.name) in self.copied}
         self.over_replicas = frozenset(() if layout.batch_sums is UNSET else layout.batch_sums)
@@ -169,7 +170,7 @@ class StepState(WeightCells):
         return self.coordinates[rank][2] if value in self.split else -1
 
     def named(self, b: int) -> tuple[str, str, str]:
-        """(kind, value or segment, micro-batch) that a buffer's name says."""
+        """(kind, value or segment, micro-batch) that a buffer's name says; of a second forward pass, the kind of the first: values are the same."""
         return self._names[b]
 
     def holds_all(self, b: int) -> bool:
@@ -218,5 +219,6 @@ class StepState(WeightCells):
 
 def _named(name: str) -> tuple[str, str, str]:
     kind, _, rest = name.partition(":")
+    kind = FIRST.get(kind, kind)
     value, _, number = rest.rpartition(":")
     return kind, value.rpartition(":")[0] if kind in ("gradpart", "actall", "actagain") else value, number

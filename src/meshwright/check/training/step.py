@@ -4,6 +4,8 @@ By induction over one topological order of the inlined program. A compute step i
   F(segment, micro-batch m)  reads act:v:m for every value v the segment reads: v of this replica, all its parts summed; old weights; inputs;
   B(segment, m)              reads saved:segment:m of its own F and part, act:v:m for what its recomputed calls read across the border, and
                              grad:v:m with the contribution of every segment that reads v, once each, all parts summed;
+  R(segment, m)              of segments that run forward again (`forward_again`): as F, but reads remade:v:m of values that its group makes a
+                             second time, which must be what they were the first; saved:segment:m is then of R, and no F writes it;
   optimizer                  reads every gradient buffer of its rank, each cell holding B(segment, m) of every micro-batch of every data
                              replica once, for every segment (of any stage that holds a shared parameter) that contributes to it, and
                              of every rank of the group where the layout says that a gradient is a partial sum over one.
@@ -41,7 +43,7 @@ from ...program.program import Kind, Program
 from ..program.order import Order
 from ..program.wellformed import witness
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
-from .cells import ADDING, EXPERTS, KEPT, compute_steps, too_small
+from .cells import ADDING, EXPERTS, FIRST, KEPT, compute_steps, too_small
 from .compressed import STEPS, codec_steps, coded, held_alike
 from .norm import norm_steps, require_norm, squared
 from .rows import check_rows
@@ -149,11 +151,20 @@ class TrainingStep(StepState):
         reads, writes = o.reads[op].reshape(-1, 3).tolist(), o.writes[op].reshape(-1, 3).tolist()
         names = {self.p.buffers.name[b] for b, _, _ in reads}
         made = {self.p.buffers.name[b] for b, _, _ in writes}
-        for v in s.writes if o.name[op] == "F" else ():
-            if not made & {f"act:{v}:{mb}", f"actsum:{v}:{mb}"}:
+        twice = self.twice.get(s.key, set())
+        kind = dict.fromkeys(twice, "remade")  # of the buffers that the second pass and backward read, where it is not `act`
+        one, partial = ("remade", "remadesum") if o.name[op] == "R" else ("act", "actsum")
+        for v in s.writes if o.name[op] == "F" else twice & {*s.writes} if o.name[op] == "R" else ():
+            if not made & {f"{one}:{v}:{mb}", f"{partial}:{v}:{mb}"}:
                 self.wrong(step, f"does not write {v}")
+        foreign_kinds = ("remade", "remadesum") if o.name[op] != "R" else ("act", "actsum")
+        unsaved = f"saved:{s.key}:{mb}" if o.name[op] == "F" and s.key in self.twice else ""
+        for name in sorted(n for n in made if n.partition(":")[0] in foreign_kinds or n == unsaved):
+            self.wrong(step, f"writes {name}, which is of the other forward pass")
         if o.name[op] == "F":
             needed = {f"actall:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in s.reads}
+        elif o.name[op] == "R":
+            needed = {f"remadeall:{v}:{s.key}:{mb}" if v in s.gathers else f"{kind.get(v, 'act')}:{v}:{mb}" for v in s.reads}
         elif o.name[op] == "W":
             needed = {f"saved:{s.key}:{mb}", f"left:{s.key}:{mb}"}
         else:
@@ -162,10 +173,12 @@ class TrainingStep(StepState):
             needed = {f"saved:{s.key}:{mb}"} | {f"{'gradall' if v in summed else 'grad'}:{v}:{mb}" for v in s.writes if v in self.readers}
             again = {v for x in s.recompute for v in x.reads} | {*(s.step.kept if s.step is not None else ())}  # what calls read that run again
             again |= self.again & set(s.reads)  # nothing of it is kept
-            needed |= {f"actagain:{v}:{s.key}:{mb}" if v in s.gathers or v in self.again else f"act:{v}:{mb}" for v in again}
+            needed |= {f"actagain:{v}:{s.key}:{mb}" if v in s.gathers or v in self.again else f"{kind.get(v, 'act')}:{v}:{mb}" for v in again}
         for name in sorted(needed - names):
             self.wrong(step, f"does not read {name}")
-        foreign = {n for n in names - needed if n.startswith(("act:", "actall:"))} if o.name[op] == "F" else set()
+        foreign = {n for n in names - needed if FIRST.get(k := n.partition(":")[0], k) in ("act", "actall")} if o.name[op] in "FR" else set()
+        if o.name[op] not in "FR":  # backward follows from what the second pass, where there is one, has read and made
+            foreign = {n for n in names - needed if n.startswith("act:") and n.split(":")[1] in twice}
         for name in sorted(foreign):
             self.wrong(step, f"reads {name}, which the layout's segment {s.key} does not")
         self.uses_groups(step, rank, s, o.name[op], {b for b, _, _ in reads}, {b for b, _, _ in writes})

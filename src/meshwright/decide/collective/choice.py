@@ -16,7 +16,7 @@ from ...kernels.effort import NEVER, Budget, Deadline, cuts, worked_s
 from ...kernels.stages import innermost, stage
 from .bounds.collective import collective_bound
 from .connected import require_connected
-from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
+from .problem import ROOTED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .program_time import MAX_SIMULATED_STEPS, busiest_link_s, simulated_steps, simulated_time_s
 from .rates import whole_graph
 
@@ -26,9 +26,11 @@ PIECES = ("pieces", "slices", "chunks")  # options that say into how many parts 
 MAX_SEARCHED_PIECES = 1024  # parts of a message that the search tries
 MAX_TIME_SHARE_WORTH_A_CUT = 0.998  # a finer or coarser cut must take no more than this share of the time before it
 MAX_TIMES_FASTEST = 2.0  # no other cut is looked for where a candidate takes longer than the fastest, times this
-ONE_MESSAGE_FACTOR = 7  # a broadcast's and a reduction's programs are simulated up to so many times as many steps: few messages share a link
+ONE_MESSAGE_FACTOR = 7  # programs of operations with a root are simulated up to so many times as many steps: few messages share a link
 MAX_RANKS_ALWAYS_SIMULATED = 256  # among so many ranks every program is simulated, however long it is
 MAX_ABOVE_BOUND = 0.03  # among more ranks nothing else is tried once a plan is so near the bound: no other gains more. 64 servers, a NIC down: 2.7 %
+MANY_RANKS = 512  # among more than so many a ring's program alone takes minutes to plan
+MAX_ABOVE_BOUND_OF_MANY = 0.1  # as MAX_ABOVE_BOUND, among many ranks: nothing is tried for so little
 MAX_PLAIN_RANKS = 2048  # among more than these only what folds: the steps of so many ranks, each to thousands of others, fit no program
 MIN_LEFT_S = 1e-9  # seconds that a candidate gets even if none are left: limits must be above 0
 MAX_SEARCH_STEPS = 200_000  # executed steps of a candidate's own plan up to which other cuts are tried
@@ -82,7 +84,7 @@ def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
     if problem.reproducible == "exact" and plan.bound is not None:  # what bounds the sum bounds its integers, whose bytes are our choice
         plan = replace(plan, bound=collective_bound(problem))
     actors, steps = (*problem.ranks, *plan.switches), simulated_steps(plan.program)
-    most = MAX_SIMULATED_STEPS * (ONE_MESSAGE_FACTOR if problem.op in ("broadcast", "reduce") else 1)
+    most = MAX_SIMULATED_STEPS * (ONE_MESSAGE_FACTOR if problem.op in ROOTED else 1)
     if steps > most and len(actors) > MAX_RANKS_ALWAYS_SIMULATED and plan.program.fold is None and not plan.switches:
         note = f"the busiest link's time: {steps} steps are too many to simulate here"
         return _Tried(replace(plan, notes={**plan.notes, "time": note}), busiest_link_s(plan.program, problem.fabric, actors))
@@ -117,7 +119,7 @@ def rank(
         late, here = not budget.spend(), innermost()
         here.what = f"{problem.op} of {problem.size_bytes} bytes by {candidate.label}"
         if late or (number and deadline.work_left_s <= 0):
-            why = "not tried: time limit" if late else "not tried: the effort is spent"
+            why = f"not tried: {'interrupted' if budget.interrupted else 'time limit'}" if late else "not tried: the effort is spent"
             found.append(Ranked(strategy=candidate.label, plan=None, time_s=None, why=why, cut=late))
             continue
         own, begin_s, before = _own(problem, deadline, each_s), worked_s(), cuts()
@@ -150,7 +152,7 @@ def rank(
         if budget.cut is not None:
             raise budget.cut.error(f"no candidate has a plan: {errors[0]}")
         raise next((e for e in errors if "strategy" not in e.data), errors[0])  # rather than that some strategy lacks the operation
-    return explained(found)
+    return explained([replace(r, interrupted=r.cut and budget.interrupted) for r in found])
 
 
 def _needless(problem: CollectiveProblem, candidate: CollectiveStrategy, found: Sequence[Ranked]) -> str:
@@ -158,7 +160,7 @@ def _needless(problem: CollectiveProblem, candidate: CollectiveStrategy, found: 
     for entry in found:
         if entry.plan is not None and entry.plan.bound and entry.time_s is not None and not _is_estimate(entry):
             above = entry.time_s / float(entry.plan.bound) - 1
-            if above <= MAX_ABOVE_BOUND:
+            if above <= (MAX_ABOVE_BOUND_OF_MANY if len(problem.ranks) > MANY_RANKS else MAX_ABOVE_BOUND):
                 return f"not tried: {entry.strategy} is {100 * above:.1f} % above the bound, so nothing can gain more"
     ranks = len(problem.ranks)
     if ranks > MAX_PLAIN_RANKS and problem.op not in candidate.folds:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import Disconnected, Unsupported
 from ...kernels.maxflow import FlowNetwork, checked_capacities
+from .memo import remember
 from .rates import RateGraph
 from .trees.symmetry import sinks_of_each_kind
 
@@ -25,7 +26,7 @@ class Cut:
 
 
 def worst_cut(graph: RateGraph, weight: Sequence[int], *, sinks: Sequence[int] | None = None) -> Cut:
-    """max over node sets that miss a rank of (weight inside) / (rate leaving), exactly, with a set that reaches it.
+    """max over node sets that miss a rank of (weight inside) / (rate leaving), exactly, with a set that reaches it. Found once for a graph.
 
     `sinks`: only sets that miss one of these ranks count (default: any rank).
 
@@ -33,6 +34,11 @@ def worst_cut(graph: RateGraph, weight: Sequence[int], *, sinks: Sequence[int] |
     the current ratio and takes the violated cut of one that cannot. Usually two rounds.
     Raises: Disconnected when a rank cannot be reached; Unsupported when the rates need more than 63 bits.
     """
+    key = ("worst cut", tuple(weight), None if sinks is None else tuple(sinks))
+    return remember(graph, key, lambda: _worst_cut(graph, weight, sinks))
+
+
+def _worst_cut(graph: RateGraph, weight: Sequence[int], sinks: Sequence[int] | None) -> Cut:
     total = sum(weight)
     entering = [0] * graph.nodes
     for (_, v), rate in graph.arcs.items():

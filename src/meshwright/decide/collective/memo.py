@@ -1,7 +1,8 @@
 """What is worth remembering between sizes: orders, trees and programs that depend on the fabric and the ranks, not on the bytes.
 
-The memory belongs to the fabric object, so it ends with it, and equal problems give equal answers with or without it: what is remembered counts
-as the work that it was, or a search with a limit (`kernels.effort`) would get further the second time; what the clock cut short is not kept.
+The memory belongs to the fabric object, or to its rate graph, so it ends with it. Equal problems give equal answers with or without it: what is
+remembered counts as the work that it was, or a search with a limit (`kernels.effort`) would get further the second time; what the clock cut short is
+not kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...fabric.fabric import Fabric
 from ...kernels.effort import cuts, make_up, worked_s
 from ...program.program import Program
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _Memory:
-    """What one fabric remembers: key -> (value, seconds of counted work, stored steps), the least recently used first."""
+    """What one fabric or graph remembers: key -> (value, seconds of counted work, stored steps), the least recently used first."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[Hashable, tuple[Any, float, int]] = OrderedDict()
@@ -39,9 +39,9 @@ class _Memory:
             self.steps -= self.kept.popitem(last=False)[1][2]
 
 
-def remember(fabric: Fabric, key: Hashable, make: Callable[[], T]) -> T:
-    """`make()`, or what it gave for this fabric and key before. Whatever is kept must not be changed by anyone."""
-    memory: _Memory = fabric.__dict__.setdefault("_remembered", _Memory())
+def remember(of: object, key: Hashable, make: Callable[[], T]) -> T:
+    """`make()`, or what it gave for this fabric (or its rate graph) and key before. Whatever is kept must not be changed by anyone."""
+    memory: _Memory = of.__dict__.setdefault("_remembered", _Memory())
     begin_s, before = worked_s(), cuts()
     if key not in memory.kept:
         found = make()

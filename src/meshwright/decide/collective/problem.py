@@ -259,13 +259,14 @@ class Ranked:
     plan: CollectivePlan | None
     time_s: float | None
     why: str
-    cut: bool = False  # the clock left it out, or ended its search before it was done
+    cut: bool = False  # the clock, or an interrupt, left it out, or ended its search before it was done
+    interrupted: bool = False  # an interrupt did
 
 
 def cut_among(ranked: Sequence[Ranked]) -> Cut | None:
     """What a ranking says of the clock: how many of its candidates were looked at to the end, when that is not all of them."""
     whole = sum(not r.cut for r in ranked)
-    return None if whole == len(ranked) else Cut(whole, len(ranked))
+    return None if whole == len(ranked) else Cut(whole, len(ranked), any(r.interrupted for r in ranked))
 
 
 def options_of(strategy: object) -> dict[str, Any]:

@@ -56,15 +56,20 @@ class RateGraph:
 
 
 def whole_graph(fabric: Fabric, ranks: Sequence[str]) -> RateGraph:
-    """`rate_graph` with relays, made once for a fabric and its ranks: bounds and choices of every size ask for it."""
-    return remember(fabric, ("rate graph", tuple(ranks)), lambda: rate_graph(fabric, ranks))
+    """`rate_graph` with relays: bounds and choices of every size ask for it."""
+    return rate_graph(fabric, ranks)
 
 
 def rate_graph(fabric: Fabric, ranks: Sequence[str], *, relay: bool = True) -> RateGraph:
-    """The fabric's graph with parallel links added up.
+    """The fabric's graph with parallel links added up, made once for a fabric and its ranks.
 
     Args: `relay`: keep devices that are no rank, as nodes that forward. Bounds must keep them, since their links exist.
     """
+    relay = relay or len(ranks) == len(fabric.devices)  # without others there is one graph
+    return remember(fabric, ("rate graph", tuple(ranks), relay), lambda: _rate_graph(fabric, ranks, relay))
+
+
+def _rate_graph(fabric: Fabric, ranks: Sequence[str], relay: bool) -> RateGraph:
     own = set(ranks)
     kept = list(ranks) + ([d.name for d in fabric.devices if d.name not in own] if relay else []) + [s.name for s in fabric.switches]
     number = {name: i for i, name in enumerate(kept)}

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import prod
 
 from msgspec import UNSET
 
@@ -17,7 +18,7 @@ from ...plan.batch_statistics import CARRYING, MOMENTS, NORMALISE, SUMMED, sums_
 from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, exchanges_in
 from ...plan.experts import EXPERTS, GIVEN
 from ...plan.plan import GradientBucket, PartialGradient, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
-from ...plan.recompute import saved_storages
+from ...plan.recompute import layer_of, saved_storages
 from ...plan.vocabulary import base_node, expand_losses, sums_of
 from ...plan.whole_batch import BACK
 from .cut import STARTS, Unit, around_exchanges, border_values, cut_stages, dtype_bytes
@@ -57,9 +58,10 @@ class _Build:
     readers: dict[str, list[str]] = field(default_factory=dict)
     node_of: dict[str, OpNode] = field(default_factory=dict)
     made_from_params: set[str] = field(default_factory=set)
+    layers: dict[str, str] = field(default_factory=dict)  # of nodes, where no segment goes beyond one
 
     def __post_init__(self) -> None:
-        self.made_from_params = made_from(self.graph, {f"param:{p.name}" for p in self.graph.parameters})
+        self.made_from_params = made_from(self.graph, {f"param:{p.name}" for p in self.graph.parameters}, without=("detach",))
         for n in self.graph.nodes:
             self.node_of[n.name] = n
             if n.outputs:
@@ -76,6 +78,9 @@ class _Build:
 
     def is_split(self, unit: Unit) -> bool:
         return unit.region is not None and self.degrees.tensor > 1
+
+    def layer(self, unit: Unit) -> str:
+        return self.layers.get(base_node(unit.nodes[0].name), "")
 
     def extent(self, units: Sequence[Unit]) -> int:
         """Positions of the sequence that a run of units outside regions is split along; 0: it is whole."""
@@ -100,12 +105,13 @@ class _Build:
 def build_layout(
     graph: OpGraph, regions: Sequence[Region], degrees: Degrees, global_batch: int, *, cost: Cost, device: Device, border_Bps: float,
     workspace: Workspace, options: TensorOptions = LEVEL, kept: Sequence[Kept] = (), cuts: Sequence[str] = (),
-    sharding: DataSharding = PLAIN, division: Division = EVEN,
+    sharding: DataSharding = PLAIN, division: Division = EVEN, apart: bool = False,
 ) -> TrainingLayout:  # fmt: skip
     """`graph` is captured at the micro-batch size; `border_Bps` is the rate between neighbouring stages.
 
     `kept`: what the search for regions left whole (`megatron.search_regions`), for the layout's notes. `cuts`: the first operators of the stages
-    after the first, where they are given. `division`: of work among devices of unlike speed. Raises: Infeasible when the graph cannot be cut into
+    after the first, where they are given. `division`: of work among devices of unlike speed. `apart`: every repeated layer has segments of
+    its own. Raises: Infeasible when the graph cannot be cut into
     that many stages, or not there.
     """
     options = division.options(options)
@@ -122,6 +128,7 @@ def build_layout(
         sequence = split_sequence(expanded, units, degrees.tensor, options, [s.param for s in usable.shards])
     divided_or_early = (degrees.replicas > 1 and (sharding.level or sharding.overlap)) or (sharding.copied and sharding.overlap)
     b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sharding if divided_or_early else PLAIN, sequence=sequence)
+    b.layers = layer_of(expanded) if apart else {}
     starts = _stage_starts(b, cost, device, border_Bps, cuts, division.stage_speeds)
     runs = [units[i:j] for i, j in pairwise([*starts, len(units)])]
     whole = bool(b.sharding.whole and b.sharding.level)  # one of each replica fits into a bucket then, or more of it would be padding than parameters
@@ -248,6 +255,7 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
         if kind[0] == "beside":  # runs with the next split unit
             kind = ("split", 0)
         apart = split or unit.nodes[0].target in (*STARTS, MOMENTS, NORMALISE, BACK) or waits_for_tokens(unit.nodes[0], b.node_of)
+        apart |= bool(groups) and b.layer(unit) != b.layer(groups[-1][1][-1])
         fits = groups and not apart and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
         if fits:
             groups[-1][1].append(unit)
@@ -258,10 +266,7 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
     if b.sharding.cuts:
         groups = [part for split, units in groups for part in ([(split, units)] if split else _cut(b, units))]
     counted: set[int] = set()
-    segments = []
-    for i, (split, units) in enumerate(groups):
-        segments.append(_segment(b, f"s{stage}.{i}", stage, units, split, counted))
-    return segments
+    return [_segment(b, f"s{stage}.{i}", stage, units, split, counted) for i, (split, units) in enumerate(groups)]
 
 
 def _joins(kind: tuple[str, int], other: tuple[str, int]) -> bool:
@@ -376,23 +381,17 @@ def _partial_grads(b: _Build, region: Region | None, reads: Sequence[str], exten
 def _saved_of_sums(b: _Build, loss: str) -> int:
     """Bytes that the sums over all classes keep for backward: an exponential per logit, in the precision of the sums."""
     logits = b.node_of[sums_of(loss)].inputs[0]
-    count = 1
-    for d in b.shape_of[logits][0]:
-        count *= d
-    return count * dtype_bytes(b.shape_of[sums_of(loss)][1])
+    return prod(b.shape_of[logits][0]) * dtype_bytes(b.shape_of[sums_of(loss)][1])
 
 
 def _value(b: _Build, name: str) -> ValueInfo:
     shape, dtype = b.shape_of[name]
-    count = 1
-    for dim in shape:
-        count *= dim
     split = None
     if name in b.split_of:
         how, shares = b.split_of[name]
         split = ValueSplit(dim=how.dim, blocks=how.blocks, shares=shares, groups=how.groups, mixed=how.mixed)
     return ValueInfo(
-        name=name, shape=shape, dtype=dtype, size_bytes=count * dtype_bytes(dtype), differentiable=b.differentiable(name), split=split,
+        name=name, shape=shape, dtype=dtype, size_bytes=prod(shape) * dtype_bytes(dtype), differentiable=b.differentiable(name), split=split,
         reduce="max" if name in b.maxima else "sum",
     )  # fmt: skip
 

@@ -18,14 +18,15 @@ import msgspec
 from ...cite import Cite
 from ...cost import Cost
 from ...errors import Infeasible, Unsupported, UsageError
-from ...fabric.fabric import Device
-from ...graph.graph import OpGraph
+from ...fabric.fabric import Device, Fabric
+from ...graph.graph import OpGraph, captured_whole
 from ...graph.liveness import segment_workspace
 from ...lower.training import shard_bytes
 from ...plan.context import EXCHANGES, exchange_of, layout_exchanges
 from ...plan.experts import GSHARD
 from ...plan.plan import StepEnd, TrainingLayout
 from ...plan.precision import Precision
+from ...plan.shards import expert_shards
 from ...plan.sizes import parameter_bytes
 from .build import build_layout
 from .context import context_graph
@@ -70,6 +71,8 @@ class Grid(DegreesStrategy):
     end: StepEnd | None = None  # of every layout; None: plain
     precision: Precision | None = None  # of every layout, whose problem gives graphs in it; None: as captured
     whole: bool = False  # parameters stay whole where replicas divide training state
+    apart: bool = False  # every repeated layer has segments of its own
+    sharding: DataSharding = PLAIN  # of candidates of `plan` that have replicas
 
     @classmethod
     def cited(cls, layout: TrainingLayout | None) -> list[tuple[str, Cite]]:
@@ -100,7 +103,7 @@ class Grid(DegreesStrategy):
             if key not in regions:
                 regions[key] = search_regions(graph)
             found = regions[key]
-            candidate = self._candidate(problem, graph, *found, degrees)
+            candidate = self._candidate(problem, graph, *found, degrees, self.sharding if degrees.replicas > 1 else PLAIN)
             (fits if candidate.layout is not None else refused).append(candidate)
         fits.sort(key=lambda c: (c.estimate_s, c.degrees))
         return fits + refused
@@ -119,6 +122,7 @@ class Grid(DegreesStrategy):
         if t > 1 and not usable_regions(graph, regions, t, options).shares:
             units = sorted({r.units for r in regions})
             why = f"no part of the model can be split {t} ways" + (f" (splittable units: {units})" if units else "")
+            why += "".join(f": {said}" for said in captured_whole(graph)[:1])
             return LayoutCandidate(degrees=degrees, why=why, sharding=sharding, division=division)
         if self.tensor_options.sequence and not degrees.sequence:
             return LayoutCandidate(degrees=degrees, why="sequence parallelism needs a tensor degree of at least 2", sharding=sharding)
@@ -128,7 +132,7 @@ class Grid(DegreesStrategy):
             layout = build_layout(
                 graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace,
                 kept=kept, options=options, cuts=_borders(problem.borders, degrees.pipeline), division=division,
-                sharding=replace(sharding, whole=sharding.whole or self.whole),
+                sharding=replace(sharding, whole=sharding.whole or self.whole), apart=self.apart,
             )  # fmt: skip
         except Infeasible as error:
             return LayoutCandidate(degrees=degrees, why=error.message, sharding=sharding, division=division)
@@ -142,7 +146,10 @@ class Grid(DegreesStrategy):
         if degrees.sequence and not layout.sequence:
             return LayoutCandidate(degrees=degrees, why=layout.notes[-1], sharding=sharding, division=division)
         estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)
-        return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory, sharding=sharding, division=division)
+        return LayoutCandidate(
+            degrees=degrees, layout=layout, estimate_s=estimate, least_s=_least_s(layout, problem.cost, problem.fabric, device),
+            memory_floor_bytes=memory, sharding=sharding, division=division,
+        )  # fmt: skip
 
 
 def _of_a_rank(problem: LayoutProblem, degrees: Degrees) -> OpGraph:
@@ -206,9 +213,12 @@ def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
     for x in given:
         product *= x
     if any(x < 1 for x in given) or n % product or (len(given) == 3 and product != n):
+        named = {"data": fixed_d, "tensor": fixed_t, "pipeline": fixed_p, "context": problem.context if n < devices else None}
+        fixed = [f"{name} {x}" for name, x in named.items() if x is not None]
+        what = "do not multiply to" if len(given) == 3 else "do not divide" if len(fixed) > 1 else "does not divide"
         raise UsageError(
-            f"degrees {'x'.join(map(str, (*given, *([problem.context] if n < devices else []))))} do not multiply to the fabric's {devices} devices",
-            hint="choose degrees whose product is the number of devices, or a part of the fabric with --devices",
+            f"{' x '.join(fixed)} {what} the fabric's {devices} devices",
+            hint=f"degrees are divisors: {', '.join(map(str, _divisors(n)))}; or take a part of the fabric with --devices",
         )
     if fixed_d is not None and batch % fixed_d:
         near = batch // fixed_d * fixed_d or fixed_d
@@ -253,12 +263,34 @@ def _divisors(n: int) -> list[int]:
     return [k for k in range(1, n + 1) if n % k == 0]
 
 
+def _least_s(layout: TrainingLayout, cost: Cost, fabric: Fabric, device: Device) -> float:
+    """Seconds that the fullest stage computes, and waits for what its tensor-parallel ranks send each other and its experts' rows, at the rate of all
+    links of a device together; with unequal parts (devices of unlike speed) nothing is known."""
+    if layout.replica_microbatches or any(s.shares for s in layout.segments):
+        return 0.0
+    size, by_key = {v.name: v.size_bytes for v in layout.values}, {s.key: s for s in layout.segments}
+    egress_Bps = max(sum(fabric.links[x].rate_Bps for x in fabric.out_links[i]) for i in range(len(fabric.devices))) or 1
+    rows = {x.source: min(x.expected_bytes) for x in layout_exchanges(layout) if x.expected_bytes is not msgspec.UNSET}
+    slowest_s = 0.0
+    for stage in layout.stages:
+        stage_s = sent = 0.0
+        for key in stage.segments:
+            s = by_key[key]
+            stage_s += cost.roofline(s.forward, device).time_s + cost.roofline(s.backward, device).time_s
+            moved = 2 * sum(size[v] for v in (*s.sum_writes, *s.sum_grads)) + sum(size[v] for v in s.gathers)
+            sent += (layout.tensor - 1) / layout.tensor * moved
+            sent += 2 * sum(rows.get(v, 0) for v in s.writes) * (layout.expert - 1) / layout.tensor
+        slowest_s = max(slowest_s, stage_s + sent / egress_Bps)
+    return layout.microbatches * slowest_s
+
+
 def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Device, rate_Bps: float) -> tuple[float, int]:
     """1F1B closed form with ring all-reduces on the slowest link; bytes of weights, gradients and optimiser state of the fullest stage."""
     by_key = {s.key: s for s in layout.segments}
     size = {v.name: v.size_bytes for v in layout.values}
     shards = [shard_bytes(graph, layout, t) for t in range(layout.tensor)]
     held = max(shards, key=lambda sizes: sum(sizes[p] for st in layout.stages for p in st.params))
+    experts = {s.param for s in expert_shards(layout)}
     slowest = total = gradient = 0.0
     memory = 0
     for stage in layout.stages:
@@ -271,10 +303,10 @@ def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Dev
             t += (layout.tensor - 1) / layout.tensor * moved / rate_Bps
             t += 2 * sum(size[x.target] for x in layout_exchanges(layout) if x.source in s.writes) / rate_Bps
         t += 2 * sum(size[v] for v in stage.sends) / rate_Bps
-        own = sum(held[p] for p in stage.params)
-        gradient = max(gradient, 2 * (layout.data - 1) / layout.data * own / rate_Bps)
+        own, theirs = (sum(held[p] for p in stage.params if (p in experts) is x) for x in (False, True))
+        gradient = max(gradient, 2 * (layout.data - 1) / layout.data * (own + theirs) / rate_Bps)
         slowest, total = max(slowest, t), total + t
-        memory = max(memory, parameter_bytes(layout, own, layout.zero_level))
+        memory = max(memory, parameter_bytes(layout, own, layout.zero_level) + parameter_bytes(layout, theirs, layout.zero_level, experts=True))
     return total + (layout.microbatches - 1) * slowest + gradient, memory
 
 

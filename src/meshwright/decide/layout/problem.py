@@ -85,11 +85,13 @@ class LayoutProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutCandidate:
-    """A layout or, if `layout` is None, why these degrees cannot be used. `estimate_s` is a closed form, for ordering only."""
+    """A layout or, if `layout` is None, why these degrees cannot be used. `estimate_s` is a closed form, for ordering only; `least_s`: no schedule of
+    its micro-batches takes less, by the same prices."""
 
     degrees: Degrees
     layout: TrainingLayout | None = None
     estimate_s: float = 0.0
+    least_s: float = 0.0
     memory_floor_bytes: int = 0  # weights, gradients and optimiser state of the fullest rank
     why: str = ""
     sharding: DataSharding = PLAIN

@@ -8,10 +8,10 @@ heads only: each rank holds those that its query heads use.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import NamedTuple
 
-from ...graph.graph import OpGraph
+from ...graph.graph import OpGraph, operator_name
 
 __all__ = ["Grouped", "Needs", "Pieces", "Refused", "Split", "made_from", "reshape_split"]
 
@@ -103,11 +103,11 @@ def _place(size: int, before: int, group: list[tuple[int, int]], split: Split) -
     raise Refused("a reshape tears the split dimension apart")
 
 
-def made_from(graph: OpGraph, params: Collection[str]) -> set[str]:
-    """Floating-point results that depend on one of `params` (value names): no other carries a gradient to them."""
+def made_from(graph: OpGraph, params: Collection[str], *, without: Container[str] = ()) -> set[str]:
+    """Floating-point results that depend on one of `params` (value names): no other carries them a gradient. `without`: operators that carry none."""
     found: set[str] = set()
     for n in graph.nodes:
         floats = n.outputs and n.outputs[0].dtype.startswith(("float", "bfloat", "complex"))
-        if floats and any(v in params or v in found for v in n.inputs):
+        if floats and operator_name(n.target) not in without and any(v in params or v in found for v in n.inputs):
             found.add(n.name)
     return found

@@ -43,7 +43,8 @@ class TopologyProblem:
 
     def __post_init__(self) -> None:
         if not 2 <= self.nodes <= MAX_NODES:
-            raise UsageError(f"must be 2..{MAX_NODES}, got {self.nodes}", where="nodes", hint="one accelerator needs no network")
+            hint = "one accelerator needs no network" if self.nodes < 2 else "design one pod of so many, and join pods by a network of their own"
+            raise UsageError(f"must be 2..{MAX_NODES}, got {self.nodes}", where="nodes", hint=hint)
         if not 1 <= self.ports <= MAX_PORTS:
             raise UsageError(f"must be 1..{MAX_PORTS}, got {self.ports}", where="ports")
         if self.ports >= self.nodes:

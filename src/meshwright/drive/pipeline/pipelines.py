@@ -39,7 +39,6 @@ Wanted = tuple[str, Mapping[str, Any]]  # a strategy's name, and those of its op
 # Micro-batches of stages over all candidates up to which all are simulated, in which order does not matter; of larger comparisons the most promising
 # by the planners' clock are, while they have no more actions than this (and one at least): a simulated and checked action takes some 0.2 ms.
 MAX_SIMULATED = 250_000
-LATE: dict[str, Any] = {"why": "not judged: the time limit", "hint": "raise it"}
 OPERATIONS = {"gather": "all-gather", "reduce": "reduce-scatter", "all-reduce": "all-reduce"}
 
 
@@ -131,7 +130,7 @@ def compare_pipelines(
     for name, options in listed:
         row = Row(name=schedule_label(name, options), strategy=name, options=options)
         if not budget.spend():
-            rows.append(replace(row, **LATE))
+            rows.append(_late(row, budget))
             continue
         here = innermost()
         here.what = f"schedule {row.name}"
@@ -149,7 +148,7 @@ def compare_pipelines(
         except TimeLimit:
             if budget.cut is None:
                 raise
-            rows.append(replace(row, **LATE))
+            rows.append(_late(row, budget))
         except (Unsupported, Infeasible) as refused:
             rows.append(replace(row, why=refused.message, hint=refused.hint))
     rows += _most_promising(problem, planned, collectives, checks, budget)
@@ -195,8 +194,12 @@ def _most_promising(
         except TimeLimit:
             if budget.cut is None:
                 raise
-            rows.append(replace(row, **LATE))
+            rows.append(_late(row, budget))
     return rows
+
+
+def _late(row: Row, budget: Budget) -> Row:
+    return replace(row, why="not judged: interrupted") if budget.interrupted else replace(row, why="not judged: the time limit", hint="raise it")
 
 
 def _in_host_memory(problem: PipelineProblem, row: Row, collectives: PlanCollective, checks: bool = True) -> list[Row]:

@@ -66,7 +66,8 @@ class CollectivePlanner:
         def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
             key = (purpose, ranks, size_bytes, op)
             if key not in found:
-                only = rank_order_ring(len(ranks)) if purpose in short and self.strategy == "auto" and self.reproducible == "run" else None
+                order = tuple(sorted(range(len(ranks)), key=ranks.__getitem__))
+                only = rank_order_ring(len(ranks), order) if purpose in short and self.strategy == "auto" and self.reproducible == "run" else None
                 found[key] = self.collective(purpose, tuple(placement[r] for r in ranks), size_bytes, op, only=only)
             return found[key]
 
@@ -141,8 +142,8 @@ class CollectivePlanner:
         return found
 
 
-def rank_order_ring(ranks: int, *, folded: bool = False) -> CollectiveStrategy:
-    return Ring(rings=1, slices=1, order=tuple(range(ranks)), folded=folded)
+def rank_order_ring(ranks: int, order: tuple[int, ...] = (), *, folded: bool = False) -> CollectiveStrategy:
+    return Ring(rings=1, slices=1, order=order or tuple(range(ranks)), folded=folded)
 
 
 def called_variants(kinds: Iterable[type[CollectiveStrategy]], problem: CollectiveProblem) -> list[CollectiveStrategy]:

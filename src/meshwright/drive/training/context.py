@@ -144,6 +144,10 @@ class Decision:
         than `limit_s`."""
         return found
 
+    def asks_first(self, context: Context) -> bool:
+        """Whether `fitted` must know what a candidate does as it is; else it may get one that was not judged, and does not return it."""
+        return True
+
     def choose(self, found: Found, context: Context) -> Found:
         return found
 
@@ -175,6 +179,7 @@ class Context:
     decisions: tuple[Decision, ...]
     without: frozenset[str] = frozenset()
     watch: Callable[[Made], None] | None = None
+    sketching: bool = False  # decisions may end with a scout whose placement has its layout's symmetry: whoever goes on writes the last out
 
     def wish(self, kind: type[W]) -> W:
         return self.wishes.of(kind)
@@ -231,6 +236,10 @@ class Context:
         many = len(self.graph.nodes) > MAX_SMALL_OPERATORS
         return candidate.layout is not None and (many or expected_steps(candidate.layout) > MAX_SMALL_STEPS)
 
+    def hoped_s(self, candidate: LayoutCandidate) -> float:
+        """What a step may take: of a large candidate at least, since each that is judged costs seconds; of others the closed form, near the truth."""
+        return candidate.least_s if self.is_large(candidate) else candidate.estimate_s
+
     def placements(self, layout: TrainingLayout) -> Iterator[tuple[str, tuple[str, ...]]]:
         fixed = self.wish(LayoutWanted).placement
         if fixed:
@@ -238,11 +247,16 @@ class Context:
         return placements_of(layout, self.fabric, self.orders, alike=self.evaluator.is_folded(layout))
 
     def judge(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, limit_s: float = float("inf")) -> list[Evaluated]:
-        """The candidate as it is and as decisions make it, so that it fits; of a large one only while it takes less than `limit_s`."""
-        found = [self.evaluator.evaluate(candidate, placement, name)]
-        limit_s = limit_s if self.is_large(candidate) else float("inf")
-        if found[0].time_s >= limit_s:  # what makes a layout fit makes no step shorter
-            return found
+        """The candidate as it is and as decisions make it, so that it fits; of a large one only while it takes less than `limit_s`, and as it is only
+        where a decision asks for that."""
+        large = self.is_large(candidate)
+        limit_s = limit_s if large else float("inf")
+        if large and not all(d.asks_first(self) for d in self.made):
+            found = [Evaluated(candidate=candidate, placement=placement, placement_name=name)]
+        else:
+            found = [self.evaluator.evaluate(candidate, placement, name)]
+            if found[0].time_s >= limit_s:  # what makes a layout fit makes no step shorter
+                return found
         for decision in self.made:
             found = decision.fitted(found, self, limit_s)
         return found
@@ -251,14 +265,18 @@ class Context:
         """The same, with large programs judged by one rank of every stage where that tells: `written_out` judges the fastest by all of them."""
         return replace(self, evaluator=replace(self.evaluator, scouting=True))
 
+    def is_scout(self, e: Evaluated) -> bool:
+        """Judged by one rank of every stage, and its program may be written out."""
+        return e.folded and not self.evaluator.is_folded(e.layout)
+
     def written_out(
         self, judged: list[Evaluated], then: Callable[[Evaluated], tuple[Any, ...]], counts: Callable[[Evaluated], bool] = lambda _: True
     ) -> Evaluated | None:
         """The fastest that fits and counts, by all its ranks and micro-batches where these can be written out: in `judged` it takes the place of its
-        scout. Of equally fast ones the least by `then`."""
+        scout. Of equally fast ones the least by `then`. While this is a sketch, only scouts that time each sum alone are replaced."""
 
         def scouts(e: Evaluated) -> bool:
-            return e.folded and not self.evaluator.is_folded(e.layout)
+            return self.is_scout(e) and (e.lone_sums or not self.sketching)
 
         for _ in range(MAX_WRITTEN_OUT):
             first = fastest(filter(counts, judged), then)

@@ -24,13 +24,14 @@ from .compress import Compression
 from .context import Context, Decision, Found, Made, SearchBudget
 from .division import Division
 from .evaluate import Evaluator
+from .evaluated import Evaluated
 from .layout import Layout
 from .memory import Memory
 from .no_plan import no_plan
 from .order import MAX_PLANNED_DEVICES
 from .pipeline import Schedule
 from .recompute import Recompute
-from .sharding import Sharding
+from .sharding import Sharding, ShardingWanted, as_wanted
 from .step_end import at_peak_of, statistics_of
 from .wishes import LayoutWanted, PrecisionWanted, StepPrices, Wishes
 
@@ -99,17 +100,33 @@ def _require_names(without: Collection[str]) -> None:
 
 
 def begin(context: Context) -> Found:
-    """Decisions among all that is judged, with a winner. Raises: what they raise; Infeasible, TimeLimit where nothing fits."""
+    """Decisions among all that is judged, with a winner, which may be a scout (`Context.sketching`). Raises: what they raise; Infeasible, TimeLimit
+    where nothing fits."""
     for decision in context.made:
         decision.require(context)
-    found = choose(context)
+    return _with_winner(context, choose(replace(context, sketching=True)))
+
+
+def _with_winner(context: Context, found: Found) -> Found:
     if found.best is None:
         raise no_plan(found, context)
     return found
 
 
 def finish(context: Context, found: Found) -> Found:
-    """Decisions on the winner, written out with all its micro-batches."""
+    """Decisions on the winner, written out with all its ranks and micro-batches. Where others then turn out to be faster, all is judged again,
+    written out after each decision. Raises: as `begin`."""
+    if context.is_scout(found.winner):
+        best, wanted, judged = found.winner, context.wish(ShardingWanted), [*found.judged]
+
+        def counts(e: Evaluated) -> bool:
+            return as_wanted(e, wanted) and e.candidate.schedule == best.candidate.schedule
+
+        chosen = context.written_out(judged, lambda e: (e.candidate.degrees != best.candidate.degrees,), counts)
+        if chosen is not None and chosen.candidate == best.candidate and chosen.placement == best.placement:
+            found = replace(found, best=chosen, judged=judged)
+        else:
+            found = _with_winner(context, choose(context))
     return refine(context, replace(found, best=context.evaluator.whole(found.winner)))
 
 

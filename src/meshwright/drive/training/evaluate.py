@@ -33,6 +33,7 @@ from ...program.program import Program
 from .collectives import CollectivePlanner
 from .evaluated import KEEP_ALL, Evaluated, Policy
 from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady, steady_of, step_of_lone_sums, with_microbatches
+from .placements import with_server_replicas
 from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .schedules import Prices
 
@@ -94,9 +95,11 @@ class Evaluator:
 
     def evaluate(
         self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, policy: Policy = KEEP_ALL,
-        codec_prices: Mapping[str, Priced] | None = None,
+        codec_prices: Mapping[str, Priced] | None = None, *, scouted: bool = False,
     ) -> Evaluated:  # fmt: skip
-        """`codec_prices`: of encode and decode steps, by their keys. What cannot be simulated comes back without a timeline and with a reason."""
+        """`codec_prices`: of encode and decode steps, by their keys; `scouted`: judged by one rank of every stage, it fits. What cannot be simulated
+        comes back without a timeline and with a reason."""
+        from ...check.program.memory import worst_order_peaks
         from ...simulate import simulate_program
 
         assert candidate.layout is not None
@@ -111,7 +114,7 @@ class Evaluator:
             scout = self._scouted(candidate, graph, placement, name, policy)
             if scout.timeline is not None:
                 return scout
-        if (unfit := self._surely_unfit(candidate, graph, placement, name, policy)) is not None:
+        if not scouted and (unfit := self._surely_unfit(candidate, graph, placement, name, policy)) is not None:
             return unfit
         works = training_works(graph, candidate.layout)
         cost = self._cost(graph, candidate.layout, placement, codecs)
@@ -128,10 +131,13 @@ class Evaluator:
         look()
         timeline = simulate_program(flat, self.fabric, placement, cost, works=works, record=False)
         look()
-        over = self._over(_memory_needs(flat, self._limits(placement)), placement)
+        bounds = _memory_bounds(flat)
+        limits = self._limits(placement)
+        surely = all(not limit or bound <= limit for bound, limit in zip(bounds, limits, strict=True))
+        worst = () if surely else tuple(worst_order_peaks(flat))
         return Evaluated(
             candidate=candidate, placement=placement, placement_name=name, program=program, callees=callees, works=works, timeline=timeline,
-            policy=policy, fabric=self.fabric, cost=cost, codec_prices=codecs, **over,
+            policy=policy, fabric=self.fabric, cost=cost, codec_prices=codecs, worst_order_bytes=worst, **self._over(worst or bounds, placement),
         )  # fmt: skip
 
     def _surely_unfit(
@@ -170,7 +176,8 @@ class Evaluator:
     def again(self, found: Evaluated, layout: TrainingLayout | None = None, policy: Policy | None = None) -> Evaluated:
         """What was judged, in its place, with another layout (and what that recomputes), or as this evaluator's planner would have it."""
         candidate = found.candidate if layout is None else replace(found.candidate, layout=layout)
-        return self.evaluate(candidate, found.placement, found.placement_name, policy or found.policy, found.codec_prices)
+        scouted = found.folded and found.fits and layout is None and policy is None
+        return self.evaluate(candidate, found.placement, found.placement_name, policy or found.policy, found.codec_prices, scouted=scouted)
 
     def is_folded(self, layout: TrainingLayout) -> bool:
         """Whether a layout is lowered folded: it is too large otherwise, and not too large so."""
@@ -201,14 +208,19 @@ class Evaluator:
     ) -> Evaluated:  # fmt: skip
         """Judged by few micro-batches: in the steady state of 1F1B every further one takes as long as the one before. `whole`, and other orders: by
         all."""
-        assert candidate.layout is not None
         layout, whole_s = candidate.layout, 0.0
+        assert layout is not None
+        if self.is_folded(layout):  # what is written out has collectives that know the servers
+            layout = with_server_replicas(layout, placement, self.fabric)
+            candidate = replace(candidate, layout=layout)
         made = step_of_lone_sums if lone_sums else folded_step
         run = partial(made, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=self.planner, orders=candidate.orders)
         few, most = (layout.pipeline + extra for extra in SCOUTED_MICROBATCHES)
         try:
             look()
-            all_of_them = whole or candidate.orders or layout.microbatches <= most
+            # Where two programs would be simulated, all micro-batches take hardly longer if they are few, and the winner is not judged a second time.
+            enough = 2 * most if self.is_folded(layout) and not steady(layout) else most
+            all_of_them = whole or candidate.orders or layout.microbatches <= enough
             step = run(layout if all_of_them else with_microbatches(layout, most))
             if step.microbatches < layout.microbatches and (lone_sums or not steady(layout)):
                 more_s = step.timeline.makespan_s - run(with_microbatches(layout, few)).timeline.makespan_s
@@ -252,10 +264,8 @@ def _scouted_by_one(candidate: LayoutCandidate) -> bool:
     return layout is not None and not layout.zero_level and not why_not_folded(layout)
 
 
-def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:
-    """Bytes each rank can need in the worst order that the program allows; an upper bound of it where that fits anyway."""
-    from ...check.program.memory import worst_order_peaks
-
+def _memory_bounds(program: Program) -> list[int]:
+    """Bytes that each rank can need in the worst order that the program allows, at most."""
     b, ranks = program.buffers, program.ranks
     whole = np.bincount(b.actor, weights=b.chunks * b.chunk_bytes.astype(np.float64), minlength=ranks)
     temporary = int(program.ops.workspace_bytes.max(initial=0))
@@ -263,7 +273,4 @@ def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:
     receives = program.steps.chan_in >= 0
     np.maximum.at(largest, program.steps.chan_in[receives], program.message_bytes()[receives])
     staged = np.bincount(program.channels.dst, weights=largest * program.channels.depth, minlength=len(whole))
-    bounds = [int(x) + int(y) + temporary for x, y in zip(whole, staged, strict=False)]
-    if all(not limit or bound <= limit for bound, limit in zip(bounds, limits, strict=False)):
-        return bounds[:ranks]
-    return list(worst_order_peaks(program))
+    return [int(x) + int(y) + temporary for x, y in zip(whole, staged, strict=False)][:ranks]

@@ -44,7 +44,7 @@ KEEP_ALL = Policy()
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """A candidate after judgement; without `timeline` it was refused, `why` says why."""
+    """A candidate after judgement; without `timeline` it was refused, `why` says why, or is not judged yet."""
 
     candidate: LayoutCandidate
     why: str = ""
@@ -58,7 +58,7 @@ class Evaluated:
     worst_rank: int = 0
     over_bytes: tuple[int, ...] = ()  # per rank: needed in the worst order less what its device has, 0 where it states none
     extrapolated_s: float = 0.0  # of a folded program of few micro-batches, whose timeline it is: a step of all of them
-    worst_order_bytes: tuple[int, ...] = ()  # of a folded program, per rank: what it needs in the worst order, at most
+    worst_order_bytes: tuple[int, ...] = ()  # per rank: what it needs in the worst order (of a folded program, at most), where that was looked at
     lone_sums: bool = False  # folded, and each collective of its timeline takes as long as it does alone
     policy: Policy = KEEP_ALL  # what it recomputes
     codec_prices: Mapping[str, Priced] = field(default_factory=dict)  # of its encode and decode steps, by their keys
@@ -74,6 +74,11 @@ class Evaluated:
     def fits(self) -> bool:
         """It was simulated, and no rank needs more than its device has."""
         return self.timeline is not None and self.excess_bytes <= 0
+
+    @property
+    def refused(self) -> bool:
+        """It was not simulated, and `why` says so; without a reason nobody has judged it yet."""
+        return self.timeline is None and bool(self.why)
 
     @property
     def folded(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from ...cite import Cite
 from ...decide.experts.replicas import CITE as REPLICAS
 from ...decide.layout import LayoutCandidate, grid, megatron, sequence
+from ...decide.layout.data_sharding import PLAIN
 from ...decide.layout.experts import tensor_part
 from ...decide.layout.problem import Degrees
 from ...decide.layout.unlike_devices import EVEN
@@ -28,6 +29,7 @@ from .evaluated import Evaluated
 from .order import Refusal
 from .program_sizes import MAX_PROGRAM_STEPS, expected_steps
 from .routing import routing_range
+from .sharding import Sharding, ShardingWanted
 from .wishes import LayoutWanted
 
 __all__ = ["Layout"]
@@ -90,10 +92,14 @@ class _Search:
         self.seen: Counter[Degrees] = Counter()
         self.smaller: list[LayoutCandidate] = []  # large ones of further micro-batch sizes, for when none of the first sizes fits
         self.simulated, self.fastest_s = 0, float("inf")
+        # A level that is asked for is part of every candidate: at another one nobody needs their times, and they may not fit.
+        wanted = context.wish(ShardingWanted)
+        self.sharding = wanted.at(wanted.level) if wanted.level and Sharding.name not in context.without else PLAIN
 
     def run(self) -> Looks:
         """Judges all that is worth it."""
-        candidates = self.context.grid(self.refusal).plan(self.context.problem)
+        candidates = replace(self.context.grid(self.refusal), sharding=self.sharding).plan(self.context.problem)
+        candidates.sort(key=lambda c: (c.layout is None, self.context.hoped_s(c)))
         unfit = [self.unfit(c) for c in candidates]
         looks = Looks(sum(not why for why, _ in unfit) + len(self.smaller), self.context.budget.work_s)
         for c, (why, excess_bytes) in zip(candidates, unfit, strict=True):
@@ -114,6 +120,8 @@ class _Search:
         """(why a candidate is not simulated whatever others do, bytes that it needs too many where that is why)."""
         if c.layout is None:
             return c.why or "not built", 0
+        if self.sharding != PLAIN and c.degrees.replicas == 1:
+            return "no replicas that could divide training state", 0
         steps = expected_steps(c.layout)
         if steps > MAX_PROGRAM_STEPS and not self.context.evaluator.is_folded(c.layout):
             return f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,}", 0
@@ -134,9 +142,10 @@ class _Search:
             return _behind(c)
         if looks.spent:
             return f"not simulated: the search's work, {self.context.budget.work_s:g} s, is done"
-        times = 1.0 if self.context.is_large(c) else MAX_TIMES_FASTEST
-        if c.estimate_s > times * self.fastest_s:
-            return f"not simulated: closed form {c.estimate_s:.4g} s is over {times} times the fastest step"
+        if self.context.is_large(c) and c.least_s >= self.fastest_s:
+            return f"not simulated: it takes at least {c.least_s:.4g} s, the fastest step {self.fastest_s:.4g} s"
+        if not self.context.is_large(c) and c.estimate_s > MAX_TIMES_FASTEST * self.fastest_s:
+            return f"not simulated: closed form {c.estimate_s:.4g} s is over {MAX_TIMES_FASTEST} times the fastest step"
         return ""
 
     def judge(self, c: LayoutCandidate) -> None:

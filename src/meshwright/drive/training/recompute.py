@@ -20,16 +20,18 @@ from ...decide.memory.selective import CITE
 from ...errors import Infeasible, UsageError
 from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, Work
+from ...plan.on_schedule import on_schedule
 from ...plan.plan import Segment, TrainingLayout
-from ...plan.recompute import LayoutRegions
+from ...plan.recompute import LayoutRegions, with_forward_again
 from ...plan.sizes import backward_works
 from .context import Context, Decision, Found
 from .evaluated import Evaluated, Policy
+from .fewer_layers import with_fewer_layers
 from .stage_steps import StageSteps, peaks_in_flight
 
 __all__ = ["POLICIES", "Recompute", "RecomputeWanted", "StageRecompute", "with_recomputation"]
 
-POLICIES = ("auto", "none", "selective", "full", "optimal", "steps")
+POLICIES = ("auto", "none", "selective", "full", "layers", "optimal", "steps")
 # Rounds of asking for more bytes; the last asks for all there is.
 MAX_ROUNDS = 6
 # How many times as many bytes are asked for where so many do not change the choice.
@@ -43,8 +45,9 @@ LITTLE_PARTS = 1 << 20
 
 @dataclass(frozen=True)
 class RecomputeWanted:
-    """`auto` (keep everything where it fits, else the cheapest choice per stage that fits), `none`, `selective` (core attention of every layer),
-    `full` (every layer), `optimal` (as auto, without another word), `steps` (whole stages by their step graphs). Raises: UsageError for another."""
+    """`auto` (keep everything where it fits, else the cheapest choice per stage that fits, else whole layers), `none`, `selective` (core attention
+    of every layer), `full` (every layer, between messages; where that does not fit, as `layers`), `layers` (every layer, messages among it),
+    `optimal` (as auto, without another word), `steps` (whole stages by their step graphs). Raises: UsageError for another."""
 
     policy: str = "auto"
 
@@ -57,18 +60,47 @@ class RecomputeWanted:
 class Recompute(Decision):
     name = "recompute"
 
+    def asks_first(self, context: Context) -> bool:
+        return context.wish(RecomputeWanted).policy not in ("selective", "full", "layers")
+
     def fitted(self, found: list[Evaluated], context: Context, limit_s: float) -> list[Evaluated]:
         first, policy, judge = found[0], context.wish(RecomputeWanted).policy, context.evaluator
-        if first.timeline is None or policy in ("none", "steps") or (policy in ("auto", "optimal") and first.excess_bytes <= 0):
+        if first.refused or policy in ("none", "steps") or (policy in ("auto", "optimal") and first.excess_bytes <= 0):
             return found
         graph, flight = judge.graph_for(first.layout), peaks_in_flight(first.layout, first.candidate.orders)
-        stages = StageRecompute(graph, first.layout, context.cost, context.fabric.device(first.placement[0]), judge.frontiers, flight)
-        return with_recomputation(policy, first, stages, lambda layout, chosen: judge.again(first, layout, chosen), limit_s)
+        device = context.fabric.device(first.placement[0])
+        made, asked = list[Evaluated](), policy == "layers"
+        if not asked:
+            stages = StageRecompute(graph, first.layout, context.cost, device, judge.frontiers, flight)
+            made = with_recomputation(policy, first, stages, lambda layout, chosen: judge.again(first, layout, chosen), limit_s)
+            if policy == "selective" or made[-1].fits or made[-1].time_s >= limit_s:
+                return made
+            if 0 < device.memory_bytes < first.candidate.memory_floor_bytes:  # weights and state alone are more
+                return made
+        layered = _layered(first, context, graph)
+        if layered is None:
+            return made or [replace(first, why="no layer can run forward again")]
+        why = f"{'asked for' if asked else 'does not fit otherwise'}; every layer, messages among it"
+        made.append(judge.again(first, layered, Policy("layers", {}, why)))
+        if made[-1].timeline is not None and not made[-1].fits:  # then calls of a layer run once more in its backward
+            stages = StageRecompute(graph, layered, context.cost, device, judge.frontiers, flight)
+            chosen = stages.rule("full")
+            made.append(judge.again(first, stages.apply(chosen), Policy("layers", chosen, f"{why}, calls of each once more")))
+        return made
+
+    def refine(self, found: Found, context: Context) -> Found:
+        """Where all layers of the winner run forward again, and nobody asked for all: fewer, as many as must."""
+        best = found.winner
+        if context.wish(RecomputeWanted).policy == "layers" or best.policy.name != "layers" or best.policy.stages:
+            return found
+        tried = with_fewer_layers(best, context)
+        chosen = min((best, *(e for e in tried if e.fits)), key=lambda e: e.time_s)
+        return replace(found, best=chosen, judged=[*found.judged, *tried])
 
     def entries(self, found: Found, context: Context) -> dict[str, Any]:
         """What every stage recomputes: fewer bytes kept per micro-batch, seconds of running calls again, how far that is from the linear bound."""
         best, chosen = found.winner, found.winner.policy.stages
-        stages = [
+        stages = _whole_layers(best, context) if best.layout.forward_again else [
             {"stage": i, "layers": len({layer for _, layer in c.again}), "calls": sum(map(len, c.again.values())), "saved_bytes": c.saved_bytes,
              "workspace_bytes": c.workspace_bytes, "time_s": c.time_s, "bound_s": c.bound_s}
             for i, c in sorted(chosen.items())
@@ -77,11 +109,46 @@ class Recompute(Decision):
         if least := least_step_s(best):
             options["least_step_s"] = least
         why = best.policy.why or ("fits without" if best.excess_bytes <= 0 else "")
-        strategy = best.policy.name if chosen else "none"
-        return {"recompute": {"strategy": strategy, "options": options, "why": why, "cite": [CITE.key] if chosen else []}}
+        strategy = best.policy.name if stages else "none"
+        return {"recompute": {"strategy": strategy, "options": options, "why": why, "cite": [CITE.key] if stages else []}}
 
     def cites(self, key: str, entry: Mapping[str, Any]) -> list[tuple[str, Cite]]:
         return [(key, CITE)] if key == "recompute" and entry["cite"] else []
+
+
+def _layered(first: Evaluated, context: Context, graph: OpGraph) -> TrainingLayout | None:
+    """The same layout with segments that end with their layer, whose layers run forward again; None where none can."""
+    asked, lay = first.candidate, first.layout
+    degrees = replace(asked.degrees, pipeline=len(lay.stages))  # a schedule may put several stages on a rank
+    built = replace(context.grid(), apart=True).sharded(context.problem, degrees, asked.sharding, asked.division).layout
+    if built is None:
+        return None
+    if asked.schedule:
+        where = lay.placement or (tuple(range(lay.pipeline)),)
+        built = on_schedule(
+            built, graph, name=lay.schedule, pipeline=lay.pipeline, placement=where, copy_of=lay.copy_of, split=lay.split_backward
+        )  # fmt: skip
+    made = with_forward_again(graph, built)
+    return made if made.forward_again else None
+
+
+def _whole_layers(best: Evaluated, context: Context) -> list[dict[str, Any]]:
+    """By stage what of its layers is given up until they run forward again, and the seconds of that without messages."""
+    device, by_key = context.fabric.device(best.placement[0]), {s.key: s for s in best.layout.segments}
+    groups: dict[int, list[list[Segment]]] = {}
+    for group in best.layout.forward_again or ():
+        groups.setdefault(by_key[group[0]].stage, []).append([by_key[key] for key in group])
+    found = []
+    for stage, layers in sorted(groups.items()):
+        saved = [sum(s.saved_bytes for s in layer) for layer in layers]
+        time_s = sum(context.cost.price(f"{s.key}|R", s.forward, device).time_s for layer in layers for s in layer)
+        chosen = best.policy.stages.get(stage)
+        time_s += chosen.time_s if chosen is not None else 0.0
+        found.append({
+            "stage": stage, "layers": len(layers), "calls": sum(len(s.nodes) for layer in layers for s in layer),
+            "saved_bytes": sum(saved) - max(saved), "workspace_bytes": max(saved), "time_s": time_s, "bound_s": time_s,
+        })  # fmt: skip
+    return found
 
 
 class StageRecompute:
@@ -129,7 +196,7 @@ def with_recomputation(
 ) -> list[Evaluated]:  # fmt: skip
     """`first` keeps everything; returns what the policy makes of it, all that count as candidates. Nothing more is recomputed of what takes `limit_s`
     and does not fit yet: that makes no step shorter."""
-    if policy == "none" or first.timeline is None or (policy in ("auto", "optimal", "steps") and first.excess_bytes <= 0):
+    if policy == "none" or first.refused or (policy in ("auto", "optimal", "steps") and first.excess_bytes <= 0):
         return [first]
     if policy in ("selective", "full") and isinstance(stages, StageRecompute):
         chosen = stages.rule(policy)

@@ -1,9 +1,10 @@
 """The decision on data-parallel sharding: which level, and whether gradient sums run during backward, judged by simulation and memory.
 
-The search over degrees judges level 0 with sums after backward. Then, where replicas exist: sums during backward for the fastest layouts; and for
-layouts that do not fit, the levels in order until one does, if they may still win. A level moves at least the bytes of an all-reduce, so levels
-are chosen for memory, not for speed; a lost replica takes the only copy of its pieces with it, so nothing is divided without need. Under an optimizer
-that looks at all of a parameter, or may (`plan.optimizers.may_be_cut`), replicas divide parameters among themselves, not elements.
+The search over degrees judges the level that is asked for, else level 0 with sums after backward. Then, where replicas exist: sums during backward
+for the fastest layouts; and for layouts that do not fit, the levels in order until one does, if they may still win. A level moves at least the bytes
+of an all-reduce, so levels are chosen for memory, not for speed; a lost replica takes the only copy of its pieces with it, so nothing is divided
+without need. Under an optimizer that looks at all of a parameter, or may (`plan.optimizers.may_be_cut`), replicas divide parameters among themselves,
+not elements.
 
 On processors, a rank is one thread that computes, posts messages and adds what has come. There sums during backward must also be faster where nothing
 of this overlaps and links alone run beside it (`Cost.thread`), or they are not chosen: more messages are then only more work.
@@ -21,7 +22,7 @@ from ...decide.layout.problem import LayoutCandidate
 from ...decide.layout.unlike_devices import EVEN
 from ...errors import Infeasible
 from .context import Context, Decision, Found, Looks
-from .evaluated import Evaluated, fastest
+from .evaluated import Evaluated
 
 __all__ = ["Sharding", "ShardingWanted", "as_wanted"]
 
@@ -29,8 +30,6 @@ __all__ = ["Sharding", "ShardingWanted", "as_wanted"]
 MAX_FITTING_LAYOUTS = 1
 # Layouts that do not fit, best closed form first, that are tried sharded.
 MAX_UNFITTING_LAYOUTS = 4
-# Layouts tried at a level that was asked for.
-MAX_ASKED_LAYOUTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,10 @@ class ShardingWanted:
 
     def __post_init__(self) -> None:
         DataSharding(self.level or 0, bool(self.overlap), self.bucket_bytes)
+
+    def at(self, level: int) -> DataSharding:
+        """A level with sums early where it may choose: nothing is lost by it."""
+        return DataSharding(level, self.overlap is not False, self.bucket_bytes)
 
     def text(self) -> dict[str, str]:
         overlap = {None: "auto", True: "on", False: "off"}[self.overlap]
@@ -58,10 +61,18 @@ class Sharding(Decision):
         wanted = context.wish(ShardingWanted)
         if wanted.level == 0 and wanted.overlap is False:
             return found
-        chooser = _Chooser(context, wanted, found.judged)
+        if wanted.level:  # the search over degrees judged every candidate with it
+            if all(e.candidate.degrees.replicas == 1 for e in found.judged):
+                raise Infeasible(
+                    f"sharding level {wanted.level} divides state among data-parallel replicas, and no layout has any", where="--zero",
+                    hint="a data degree of at least 2 (--dp), or --zero 0", data={"level": wanted.level},
+                )  # fmt: skip
+            return found
+        chooser = _Chooser(context.scouting() if context.sketching else context, wanted, found.judged)
         chooser.run()
-        required = (e for e in chooser.judged if as_wanted(e, wanted))
-        best = fastest(required, lambda e: (e.candidate.sharding, e.candidate.degrees, e.placement_name))
+        best = context.written_out(
+            chooser.judged, lambda e: (e.candidate.sharding, e.candidate.degrees, e.placement_name), lambda e: as_wanted(e, wanted)
+        )
         return replace(found, best=best, judged=chooser.judged).cut(self.name, chooser.looks.budget.cut)
 
     def entries(self, found: Found, context: Context) -> dict[str, Any]:
@@ -101,55 +112,33 @@ def as_wanted(e: Evaluated, wanted: ShardingWanted) -> bool:
 class _Chooser:
     def __init__(self, context: Context, wanted: ShardingWanted, judged: list[Evaluated]) -> None:
         self.context, self.wanted = context, wanted
-        self.looks = Looks(max(2 * MAX_FITTING_LAYOUTS + 3 * MAX_UNFITTING_LAYOUTS, MAX_ASKED_LAYOUTS), context.budget.work_s / 2)
+        self.looks = Looks(2 * MAX_FITTING_LAYOUTS + 3 * MAX_UNFITTING_LAYOUTS, context.budget.work_s / 2)
         self.judged = list(judged)
         self.grid = context.grid()
 
     def run(self) -> None:
         replicated = [e for e in self.judged if e.candidate.layout is not None and e.candidate.degrees.replicas > 1]
         fitting = sorted((e for e in replicated if e.fits), key=lambda e: e.time_s)
-        if self.wanted.level:
-            self._asked(replicated)
-            return
         even, divided = ([e for e in fitting if (e.candidate.division == EVEN) is equal] for equal in (True, False))
         # those with equal parts too: which is faster may change with the sums
         for e in (*even[:MAX_FITTING_LAYOUTS], *divided[:MAX_FITTING_LAYOUTS]):
             if self.wanted.overlap is not False:  # may shorten a step that fits without dividing anything: every replica's checkpoint is a whole one
-                tried = self._try(e, self._level(0))
+                tried = self._try(e, self.wanted.at(0))
                 if tried is not None and self.wanted.overlap is None and tried.is_in_turns and tried.in_turns_s >= e.in_turns_s:
                     why = f"{tried.in_turns_s:.4g} s where a rank does one thing at a time, {e.in_turns_s:.4g} s with sums after backward"
                     self.judged[-1] = replace(tried, timeline=None, why=why)
         if self.wanted.level is None:
             self._unfitting(replicated)
 
-    def _level(self, level: int) -> DataSharding:
-        """Summing early, where it may choose: nothing is lost by it."""
-        return DataSharding(level, self.wanted.overlap is not False, self.wanted.bucket_bytes)
-
-    def _asked(self, replicated: list[Evaluated]) -> None:
-        if not replicated:
-            raise Infeasible(
-                f"sharding level {self.wanted.level} divides state among data-parallel replicas, and no layout has any", where="--zero",
-                hint="a data degree of at least 2 (--dp), or --zero 0", data={"level": self.wanted.level},
-            )  # fmt: skip
-        seen: set[Any] = set()
-        for e in sorted(replicated, key=lambda e: (e.time_s, e.candidate.estimate_s)):
-            if (e.candidate.degrees, e.candidate.division, e.placement) in seen:
-                continue
-            if len(seen) >= MAX_ASKED_LAYOUTS:
-                break
-            seen.add((e.candidate.degrees, e.candidate.division, e.placement))
-            self._try(e, self._level(self.wanted.level or 0))
-
     def _unfitting(self, replicated: list[Evaluated]) -> None:
         """Layouts that need more memory than there is, sharded more and more until they fit."""
         limit = min((e.time_s for e in self.judged if e.fits), default=float("inf"))
         over: dict[Any, Evaluated] = {}
-        for e in sorted((e for e in replicated if e.excess_bytes > 0), key=lambda e: e.candidate.estimate_s):
+        for e in sorted((e for e in replicated if e.excess_bytes > 0), key=lambda e: self.context.hoped_s(e.candidate)):
             over.setdefault(e.candidate.degrees, e)
-        for e in [x for x in over.values() if x.candidate.estimate_s < limit][:MAX_UNFITTING_LAYOUTS]:
+        for e in [x for x in over.values() if self.context.hoped_s(x.candidate) < limit][:MAX_UNFITTING_LAYOUTS]:
             for level in (1, 2, 3):
-                tried = self._try(e, self._level(level))
+                tried = self._try(e, self.wanted.at(level))
                 if tried is not None and (tried.fits or (tried.time_s >= limit and self.context.is_large(tried.candidate))):
                     break
 

@@ -78,7 +78,7 @@ def plan_training(
         from ...capture.precision import capture_job, cast_as
 
         job = cast_as(job, fabric)
-        graph = capture_job(job)
+        graph = _at_a_size_to_plan(job, asked, fabric, capture_job(job))
     require_recipe(job, graph)
     context = context_of(job, fabric, cost, graph=graph, wishes=asked.given, budget=budget, without=without, watch=watch)
     found = begin(context)
@@ -91,6 +91,18 @@ def plan_training(
     found = finish(context, found)
     require_folds(found.winner.layout)
     return _proved(found, context)
+
+
+def _at_a_size_to_plan(job: Training, asked: Wishes, fabric: Fabric, graph: OpGraph) -> OpGraph:
+    """The graph; where it holds at one batch size only (a Python loop over samples makes other calls at every size), that of the micro-batches that
+    were asked for, else of one micro-batch for each replica that was asked for, else for each device."""
+    wanted = asked.of(LayoutWanted)
+    rows, rest = (wanted.microbatch, 0) if wanted.microbatch else divmod(job.global_batch, wanted.data or len(fabric.devices))
+    if graph.scaling is not None or rest or rows in (0, graph.batch_size):
+        return graph
+    from ...capture.precision import capture_job
+
+    return msgspec.structs.replace(capture_job(job, batch_size=rows, scalable=False), notes=graph.notes)
 
 
 def _same_on(found: Found, context: Context) -> Found | None:

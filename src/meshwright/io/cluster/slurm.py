@@ -17,8 +17,11 @@ __all__ = ["SlurmJob", "SlurmNode", "SlurmPart", "expanded", "parse_jobs", "pars
 
 MAX_LINES = 200_000
 MAX_HOSTS = 65_536  # of one list
+MAX_HOST_TEXT = 1024  # characters of one host's name, or of the numbers in one bracket
+MAX_PARTS = 1_000_000  # nodes of all jobs of one output
 MAX_GPUS = 1024  # numbers of one server
 _WORD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/]*)=")
+_HOSTS_PIECE = re.compile(r"[^,\[\]]++|\[([\d,-]+)\]|,")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _DOWN = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN", "INVAL")
 
@@ -108,23 +111,37 @@ def _numbers(text: str, where: str) -> tuple[int, ...]:
 
 
 def expanded(hosts: str, where: str = "hosts") -> tuple[str, ...]:
-    """Names of a list of hosts: `a,n[1-3,07]`. Raises: FormatError."""
+    """Names of a list of hosts: `a,n[1-3,07]-[0-1]`. Raises: FormatError."""
     found: list[str] = []
-    for match in re.finditer(r"([^,\[\]]*)(?:\[([\d,-]+)\])?([^,\[\]]*)(?:,|$)", hosts):
-        before, inside, after = match[1], match[2], match[3]
-        if inside is None:
-            found += [before + after] if before + after else []
-            continue
-        for piece in inside.split(","):
-            r = _RANGE.fullmatch(piece)
-            if not r or int(r[2] or r[1]) - int(r[1]) not in range(MAX_HOSTS):
-                raise FormatError(f"{hosts[:64]!r} is no list of hosts", where=where)
-            found += [f"{before}{n:0{len(r[1])}d}{after}" for n in range(int(r[1]), int(r[2] or r[1]) + 1)]
-            if len(found) > MAX_HOSTS:
-                raise FormatError(f"more than {MAX_HOSTS} hosts", where=where)
-    if re.sub(r"\[[\d,-]+\]", "", hosts).count("[") or len(found) > MAX_HOSTS:
-        raise FormatError(f"{hosts[:64]!r} is no list of hosts", where=where)
-    return tuple(found)
+    open_: list[str] = [""]  # names of the piece that is being read
+    at = 0
+    while at < len(hosts):
+        piece = _HOSTS_PIECE.match(hosts, at)
+        if piece is None or len(open_[0]) + len(piece[0]) > MAX_HOST_TEXT:
+            raise FormatError(f"{hosts[:64]!r} is no list of hosts", where=where)
+        if piece[0] == ",":
+            found += filter(None, open_)
+            open_ = [""]
+        else:
+            numbers = (piece[0],) if piece[1] is None else _host_numbers(piece[1], MAX_HOSTS // len(open_), where)
+            open_ = [before + number for before in open_ for number in numbers]
+        if len(found) + len(open_) > MAX_HOSTS:
+            raise FormatError(f"more than {MAX_HOSTS} hosts", where=where)
+        at = piece.end()
+    return (*found, *filter(None, open_))
+
+
+def _host_numbers(text: str, most: int, where: str) -> list[str]:
+    """`1-3,07`: 1, 2, 3, 07."""
+    found: list[str] = []
+    for piece in text.split(","):
+        r = _RANGE.fullmatch(piece)
+        if not r or int(r[2] or r[1]) - int(r[1]) not in range(MAX_HOSTS):
+            raise FormatError(f"{text[:64]!r} are no numbers of hosts", where=where)
+        found += [f"{n:0{len(r[1])}d}" for n in range(int(r[1]), int(r[2] or r[1]) + 1)]
+        if len(found) > most:
+            raise FormatError(f"more than {MAX_HOSTS} hosts", where=where)
+    return found
 
 
 def parse_nodes(text: str, where: str = "scontrol show node") -> list[SlurmNode]:
@@ -146,7 +163,7 @@ def parse_nodes(text: str, where: str = "scontrol show node") -> list[SlurmNode]
 
 def parse_jobs(text: str, where: str = "scontrol show job") -> list[SlurmJob]:
     """Raises: FormatError with the line."""
-    found = []
+    found, left = [], MAX_PARTS
     for here, words in _lines(text, "JobId", where):
         say: dict[str, str] = {}
         parts: list[SlurmPart] = []
@@ -161,6 +178,9 @@ def parse_jobs(text: str, where: str = "scontrol show job") -> list[SlurmJob]:
                 memory = _bytes(value, here)
             elif name == "GRES" and nodes:  # the last word of a node's line
                 numbers = tuple(n for x in gpus_in(value) if x.numbers for n in _numbers(x.numbers, here))
+                left -= len(nodes)
+                if left < 0:
+                    raise FormatError(f"more than {MAX_PARTS} nodes of all jobs", where=here)
                 parts += [SlurmPart(node, cores, memory, numbers) for node in nodes]
                 nodes = ()
             else:

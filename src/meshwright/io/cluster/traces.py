@@ -3,7 +3,7 @@
 They say how many GPUs for how long, and little of cores and memory: jobs get the profile `unprofiled`, or of Gavel's types the published profile
 of the same model; `cluster.generate.reprofiled` draws others. Jobs that never had a GPU are left out. A duration is that of the recording.
 Sources: github.com/msr-fiddle/philly-traces, github.com/stanford-futuredata/gavel, github.com/uw-mad-dash/shockwave,
-github.com/alibaba/clusterdata (cluster-trace-gpu-v2023, -v2025), github.com/S-Lab-System-Group/HeliosData, github.com/InternLM/AcmeTrace.
+github.com/alibaba/clusterdata (cluster-trace-gpu-v2020, -v2023, -v2025), github.com/S-Lab-System-Group/HeliosData, github.com/InternLM/AcmeTrace.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import csv
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,14 @@ GAVEL_TYPES: Mapping[str, str] = {
     "ResNet-18": "res18", "ResNet-50": "res50", "Transformer": "transformer", "LM": "lstm", "Recommendation": "unprofiled", "A3C": "unprofiled",
     "CycleGAN": "unprofiled",
 }  # fmt: skip
-# Of a table of jobs: what its columns are called by Alibaba in 2023 and 2025, and by Helios and Acme. An empty time of Alibaba's in 2025: before the
-# recording, or after it.
+# Of a table of jobs: what its columns are called by Alibaba in 2020, 2023 and 2025, and by Helios and Acme. An empty time of Alibaba's in 2025:
+# before the recording, or after it.
 TABLE = {"name": ("name", "instance_sn", "job_id"), "GPUs": ("num_gpu", "gpu_request", "gpu_num"), "came": ("creation_time", "submit_time"),
-    "start": ("scheduled_time", "start_time"), "end": ("deletion_time", "end_time")}
+    "start": ("scheduled_time", "start_time"), "end": ("deletion_time", "end_time", "duration"), "instances": ("num_inst",)}
+MAY_LACK = ("start", "instances")
+# Alibaba's `pai_task_table` of 2020 has a task a line and no line of names; GPUs in percent of one, of each instance.
+TASKS = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type")
+STATES = ("Terminated", "Failed", "Running", "Waiting")
 MAX_LINE = 65_536
 _RATE_KEY = re.compile(r"\('(?P<type>[^']{1,128})', (?P<gpus>\d{1,6})\)")
 
@@ -164,40 +169,81 @@ def read_gavel(path: str | os.PathLike[str], *, rates: Mapping[tuple[str, int], 
 
 
 def read_job_table(path: str | os.PathLike[str]) -> Queue:
-    """`openb_pod_list_*.csv` and `disaggregated_DLRM_trace.csv` of Alibaba, `cluster_log.csv` of Helios, `trace_seren.csv` and `trace_kalos.csv` of
-    Acme: jobs with GPUs that ended, from when they started (or came) to when they ended; one that came before the recording is left out. A pod with a
-    part of a GPU counts as one with a whole one. Times are seconds or dates. Raises: UsageError (no such file), FormatError."""
+    """`pai_task_table.csv` and `pai_job_*.csv` (2020), `openb_pod_list_*.csv` (2023) and `disaggregated_DLRM_trace.csv` (2025) of Alibaba,
+    `cluster_log.csv` of Helios, `trace_seren.csv` and `trace_kalos.csv` of Acme: jobs with GPUs that ended, from when they started (or came) to when
+    they ended; one that came before the recording is left out. An instance with a part of a GPU counts as one with a whole one. Times are seconds or
+    dates. Raises: UsageError (no such file), FormatError."""
     where, text = read_text(path, MaxBytes.CLUSTER_TRACE)
     lines = text.splitlines()
     if any(len(line) > MAX_LINE for line in lines):
         raise FormatError(f"a line of more than {MAX_LINE} characters", where=where)
     rows = csv.reader(lines, strict=True)
-    found, seen = [], set()
     try:
         header = [h.strip() for h in next(rows, [])]
-        place = {what: next((header.index(n) for n in names if n in header), -1) for what, names in TABLE.items()}
-        lacks = [" or ".join(TABLE[what]) for what, at in place.items() if at < 0 and what != "start"]
-        if lacks:
-            raise FormatError(f"lacks columns: {', '.join(lacks)}", where=f"{where}:1", hint="a table of jobs by Alibaba, Helios or Acme")
-        for number, row in enumerate(rows, start=2):
-            at = f"{where}:{number}"
-            if len(row) != len(header):
-                raise FormatError(f"{len(row)} columns, the first line has {len(header)}", where=at)
-            name, gpus = row[place["name"]], _whole(row[place["GPUs"]], "GPUs", at)
-            came_s, start_s, end_s = (_moment(row[place[x]] if place[x] >= 0 else "", header[place[x]], at) for x in ("came", "start", "end"))
-            if not gpus or came_s is None or end_s is None:
-                continue
-            start_s = came_s if start_s is None else start_s
-            if end_s < start_s:
-                raise FormatError(f"job {name[:64]} ends {start_s - end_s:g} s before it starts", where=at)
-            if name in seen or not name:
-                raise FormatError(f"the name {name[:64]!r} is empty or taken", where=at)
-            seen.add(name)
-            if end_s > start_s:
-                found.append(QueuedJob(name=name, gpus=gpus, profile="unprofiled", arrival_s=came_s, duration_s=end_s - start_s))
+        if len(header) == len(TASKS) and header[TASKS.index("status")] in STATES:
+            return _made(Path(where).stem, _of_tasks(chain([header], rows), where, 1), where)
+        if header == list(TASKS):
+            return _made(Path(where).stem, _of_tasks(rows, where, 2), where)
+        return _made(Path(where).stem, _of_jobs(header, rows, where), where)
     except csv.Error as error:
         raise FormatError(f"not CSV: {str(error)[:80]}", where=where) from None
-    return _made(Path(where).stem, found, where)
+
+
+def _of_jobs(header: list[str], rows: Iterable[list[str]], where: str) -> list[QueuedJob]:
+    place = {what: next((header.index(n) for n in names if n in header), -1) for what, names in TABLE.items()}
+    lacks = [" or ".join(TABLE[what]) for what, at in place.items() if at < 0 and what not in MAY_LACK]
+    if lacks:
+        raise FormatError(f"lacks columns: {', '.join(lacks)}", where=f"{where}:1", hint="a table of jobs by Alibaba, Helios or Acme")
+    found, seen, lasts = [], set(), header[place["end"]] == "duration"
+    for number, row in enumerate(rows, start=2):
+        at = f"{where}:{number}"
+        if len(row) != len(header):
+            raise FormatError(f"{len(row)} columns, the first line has {len(header)}", where=at)
+        name, gpus = row[place["name"]], math.ceil(_number(row[place["GPUs"]], "GPUs", at, most=MAX_GPUS))
+        if place["instances"] >= 0:
+            gpus *= _whole(row[place["instances"]], "instances", at, least=1)
+        came_s, start_s, end_s = (_moment(row[place[x]] if place[x] >= 0 else "", header[place[x]], at) for x in ("came", "start", "end"))
+        if not gpus or came_s is None or end_s is None:
+            continue
+        start_s = came_s if start_s is None else start_s
+        end_s += start_s if lasts else 0.0
+        if end_s < start_s:
+            raise FormatError(f"job {name[:64]} ends {start_s - end_s:g} s before it starts", where=at)
+        if name in seen or not name:
+            raise FormatError(f"the name {name[:64]!r} is empty or taken", where=at)
+        if gpus > MAX_GPUS:
+            raise FormatError(f"job {name[:64]} has {gpus} GPUs", where=at)
+        seen.add(name)
+        if end_s > start_s:
+            found.append(QueuedJob(name=name, gpus=gpus, profile="unprofiled", arrival_s=came_s, duration_s=end_s - start_s))
+    return found
+
+
+def _of_tasks(rows: Iterable[list[str]], where: str, first: int) -> list[QueuedJob]:
+    """A job's tasks run at the same time: it has the GPUs of all, from the first one's start to the last one's end."""
+    jobs: dict[str, tuple[int, float, float]] = {}
+    for number, row in enumerate(rows, start=first):
+        at = f"{where}:{number}"
+        if len(row) != len(TASKS):
+            raise FormatError(f"{len(row)} columns, a table of tasks has {len(TASKS)}", where=at)
+        one = dict(zip(TASKS, row, strict=True))
+        if one["status"] not in STATES or not one["job_name"]:
+            raise FormatError(f"a task of job {one['job_name'][:64]!r} in state {one['status'][:32]!r}", where=at, hint=f"one of {', '.join(STATES)}")
+        start_s, end_s = (_moment(one[x], x, at) for x in ("start_time", "end_time"))
+        parts = _number(one["plan_gpu"] or "0", "plan_gpu", at, most=100.0 * MAX_GPUS)
+        if not parts or start_s is None or end_s is None:
+            continue
+        if end_s < start_s:
+            raise FormatError(f"a task of job {one['job_name'][:64]} ends {start_s - end_s:g} s before it starts", where=at)
+        gpus = math.ceil(parts / 100) * _whole(one["inst_num"], "inst_num", at, least=1)
+        before = jobs.get(one["job_name"], (0, start_s, end_s))
+        jobs[one["job_name"]] = (before[0] + gpus, min(before[1], start_s), max(before[2], end_s))
+        if before[0] + gpus > MAX_GPUS:
+            raise FormatError(f"job {one['job_name'][:64]} has {before[0] + gpus} GPUs", where=at)
+    return [
+        QueuedJob(name=name, gpus=gpus, profile="unprofiled", arrival_s=start_s, duration_s=end_s - start_s)
+        for name, (gpus, start_s, end_s) in jobs.items() if end_s > start_s
+    ]  # fmt: skip
 
 
 def _moment(text: str, what: str, where: str) -> float | None:

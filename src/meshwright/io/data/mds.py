@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ...errors import FormatError, UsageError
-from ..strict_json import read_at_most
+from ..strict_json import decode, read_at_most
 
 __all__ = ["MdsShard", "read_mds_index", "read_mds_offsets", "split_mds_sample"]
 
@@ -55,9 +55,9 @@ def read_mds_index(path: str | os.PathLike[str]) -> list[MdsShard]:
     if len(data) > MAX_INDEX_BYTES:
         raise FormatError(f"more than {MAX_INDEX_BYTES} bytes", where=where, hint="divide the dataset")
     try:
-        shards = msgspec.json.decode(data, type=_Index).shards
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"no index of MDS shards: {error}", where=where, hint="give the folder that MDSWriter wrote") from error
+        shards = decode(data, msgspec.json.Decoder(_Index), where).shards
+    except FormatError as error:
+        raise FormatError(f"no index of MDS shards: {error.message}", where=error.where, hint="give the folder that MDSWriter wrote") from error
     for number, shard in enumerate(shards):
         at = f"{where}: shards[{number}]"
         if shard.format != "mds" or shard.compression:

@@ -26,6 +26,8 @@ _OPTIMIZERS = {"adamw": ("AdamW", "adam", "AdamW"), "sgd": ("", "sgd", "SGD")}  
 
 def subject_of(plan: Plan) -> Subject:
     """Raises: UsageError for a plan without a training layout."""
+    from ...plan.forward_again import run_again
+
     if plan.layout is None or plan.kind != "training":
         raise UsageError("only training plans have a layout", hint="see `meshwright train plan`")
     layout = plan.layout
@@ -41,6 +43,8 @@ def subject_of(plan: Plan) -> Subject:
         calls = sum(len(names) for s in layout.segments for names in s.computed_again())
         calls += sum(len(s.step.plan.actions) - len({a.node for a in s.step.plan.actions}) for s in layout.segments if s.step is not None)
         again = (str(plan.decisions.get("recompute", {}).get("strategy", "optimal")), calls)
+    if twice := run_again(layout):  # what frameworks call full
+        again = ("full", again[1] + sum(len(s.nodes) for s in layout.segments if s.key in twice))
     return Subject(plan, layout, layer_split(layout), plan.job.get("training", {}), nodes or {"node0": layout.ranks}, in_order, again)
 
 

@@ -31,6 +31,7 @@ __all__ = ["load_fabric", "parts_down", "parts_slow", "select_devices"]
 _NUMBER = re.compile(r"\d{1,9}\Z")
 _SIDES = re.compile(r"\d{1,4}(x\d{1,4}){1,2}\Z")
 _SIZED = re.compile(r"(.*-)(\d{1,6})\Z")
+_PROVIDER = re.compile(r"\A(?:(?:aws|amazon|ec2|gcp|gce|google|cloud|azure|microsoft|nvidia|amd)[ :/._-]+)+")
 _SHOWN = 8  # names in a hint
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z")
 _FRACTION = re.compile(r"\d{1,9}/\d{1,9}\Z|\d{0,9}\.?\d{1,9}\Z")
@@ -98,7 +99,7 @@ def _aliased(spec: str, name: str, size: str, query: str) -> tuple[str, str, str
         raise UsageError("is a folder, not a fabric", where=spec[:64], hint="name a .toml or .json file, or a preset")
     near = near_machines(plain[:64])
     spelt = {known.casefold(): known for known in (*PRESETS, *(alias for p in PRESETS.values() for alias in p.aliases if "*" not in alias))}
-    close = [spelt[x] for x in get_close_matches(plain, list(spelt), n=1, cutoff=0.75 if near else 0.6)]
+    close = [spelt[x] for x in get_close_matches(_PROVIDER.sub("", plain[:64]), list(spelt), n=1, cutoff=0.75 if near else 0.6)]
     hints = [*([f"did you mean {close[0]!r}?"] if close else []), *([f"near by specification: {', '.join(map(facts, near))}"] if near else [])]
     known = "; ".join(hints) or f"presets: {', '.join(list(PRESETS)[:_SHOWN])}, ...; `meshwright fabric list` shows all"
     raise UnknownName(f"no fabric is called {name[:64]!r}", hint=f"{known} (a file must end in .toml or .json)")

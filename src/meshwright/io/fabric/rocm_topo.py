@@ -18,10 +18,10 @@ from .topo_matrix import MAX_ENTRIES, TopoMatrix
 
 __all__ = ["LINK_TYPES", "parse_rocm_topo"]
 
-LINK_TYPES = re.compile(r"^[=\s]*link type", re.IGNORECASE | re.MULTILINE)
+LINK_TYPES = re.compile(r"^[= \t]*+link type", re.IGNORECASE | re.MULTILINE)
 MAX_LINES = 20_000  # of one output
 ONE_HOP = 15  # the driver's weight of one XGMI hop
-_WEIGHTS = re.compile(r"^[=\s]*weight", re.IGNORECASE | re.MULTILINE)
+_WEIGHTS = re.compile(r"^[= \t]*+weight", re.IGNORECASE | re.MULTILINE)
 _NUMA = re.compile(r"^GPU\[(\d{1,4})\]\s*:.*Numa Node:\s*(\d{1,4})\s*$", re.MULTILINE)
 _SELF = ("0", "SELF", "X")
 

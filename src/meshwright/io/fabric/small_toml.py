@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ...errors import FormatError, UsageError
 from ..fields import Table
+from ..limits import MAX_TOML_DOTS
+from ..text import text_of
 
 __all__ = ["read_table"]
 
@@ -22,8 +24,11 @@ def read_table(path: str | os.PathLike[str], schema: str, most_bytes: int) -> Ta
         raise UsageError(f"cannot read the file: {error.strerror}", where=str(path), hint="docs/formats.md shows one") from None
     if len(data) > most_bytes:
         raise FormatError(f"is larger than {most_bytes} bytes", where=where)
+    text = text_of(data, where)
+    if any(line.count(".") > MAX_TOML_DOTS for line in text.splitlines()):
+        raise FormatError(f"has a line with more than {MAX_TOML_DOTS} dots", where=where)
     try:
-        document = tomllib.loads(data.decode("utf-8-sig"))
+        document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         detail = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise FormatError(detail, where=where, hint="docs/formats.md shows one") from None

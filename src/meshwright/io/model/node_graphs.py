@@ -7,7 +7,7 @@
 | a folder | OGB's node property layout: `raw/edge.csv.gz`, `raw/num-node-list.csv.gz`, `node-feat`, `node-label`, `split/*/train` where there are; \
 of its large graphs `raw/data.npz`, `raw/node-label.npz` |
 | `.json`, `.json.gz` | networkx.node_link_data |
-| anything else | lines `source target`, whole numbers, `#` begins a comment (SNAP); what follows on a line, such as a weight, is not read |
+| anything else | text of METIS, DIMACS or Matrix Market, or lines `source target` (`edge_texts`) |
 
 Nothing is unpickled. Sizes are read from headers first, so a file that would not fit is refused before memory is taken.
 """
@@ -33,6 +33,7 @@ from ...graph.nodes import NodeGraph, graph_of_edges
 from ..limits import MaxBytes
 from ..own_limits import free_bytes
 from ..strict_json import decode, read_document, refuse_ambiguous
+from .edge_texts import edges_in
 
 __all__ = ["NodeFile", "read_node_graph", "read_points", "require_room"]
 
@@ -206,17 +207,19 @@ def _table(
 
 def _edge_lines(path: Path, where: str) -> NodeGraph:
     hint = "lines `source target`: two whole numbers from 0 with space between them; `#` begins a comment"
-    ends = _table(read_document(path, limit=MaxBytes.NODE_TEXT), where, separator=None, columns=(0, 1), hint=hint)
-    if not len(ends):
+    data = read_document(path, limit=MaxBytes.NODE_TEXT)
+    found = edges_in(data, where, lambda text, columns: _table(text, where, separator=None, columns=columns, hint=hint))
+    if not len(found.src):
         raise FormatError("no line holds two nodes", where=where, hint=hint)
-    return _of_ends(ends[:, 0], ends[:, 1], int(ends.max()) + 1, where)
+    nodes = found.nodes or int(max(found.src.max(), found.dst.max())) + 1
+    return _of_ends(found.src, found.dst, nodes, where, directed=not found.both_ways)
 
 
-def _of_ends(src: NDArray[Any], dst: NDArray[Any], nodes: int, where: str) -> NodeGraph:
+def _of_ends(src: NDArray[Any], dst: NDArray[Any], nodes: int, where: str, *, directed: bool = True) -> NodeGraph:
     if nodes > MANY_NODES + MOST_NODES * len(src):
         raise FormatError(f"{nodes} nodes", where=where, hint="number nodes from 0 without gaps")
     require_room(8 * (nodes + len(src)), where)
-    return graph_of_edges(src, dst, nodes, name=where)
+    return graph_of_edges(src, dst, nodes, directed=directed, name=where)
 
 
 def read_points(path: str | os.PathLike[str]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

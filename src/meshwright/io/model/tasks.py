@@ -16,9 +16,9 @@ import msgspec
 from ...errors import FormatError, UsageError
 from ...graph.tasks import Task, TaskEdge, TaskGraph
 from ..limits import MAX_QUANTITY, MaxBytes
-from ..strict_json import decode, header, read_document, refuse_ambiguous
+from ..strict_json import decode, header, read_document, refuse_ambiguous, write_document
 
-__all__ = ["SCHEMA", "VERSION", "WORKFLOW_RATE", "read_tasks"]
+__all__ = ["SCHEMA", "VERSION", "WORKFLOW_RATE", "read_tasks", "write_tasks"]
 
 SCHEMA, VERSION = "meshwright.tasks", 1
 WORKFLOW_RATE = 10**9  # operations per second that a recorded second of a workflow's task stands for
@@ -42,6 +42,12 @@ def read_tasks(path: str | os.PathLike[str]) -> TaskGraph:
         return TaskGraph(name=found.name, tasks=found.tasks, edges=found.edges)
     except UsageError as error:
         raise FormatError(error.message, where=f"{where}: {error.where}", hint=error.hint) from None
+
+
+def write_tasks(path: str | os.PathLike[str], graph: TaskGraph) -> None:
+    """In our own form."""
+    document = {"schema": SCHEMA, "version": VERSION, **msgspec.to_builtins(graph)}
+    write_document(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
 
 def _workflow(document: dict[str, Any], where: str) -> TaskGraph:

@@ -6,12 +6,14 @@ places of its own. It knows one rank per stage and one micro-batch per action, s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ...errors import FormatError, Unsupported
 
 __all__ = ["pipeline_csv", "read_pipeline_csv"]
 
+_ACTION = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 Cell = tuple[str, int, int]  # (kind, stage, micro-batch)
 
 
@@ -43,8 +45,7 @@ def read_pipeline_csv(text: str, *, where: str = "csv") -> list[list[Cell]]:
 
 
 def _cell(text: str, where: str) -> Cell:
-    digits = len(text) - len(text.lstrip("0123456789"))
-    stage, kind, microbatch = text[:digits], text[digits : digits + 1], text[digits + 1 :]
-    if not (stage and kind in tuple("FBIW") and microbatch.isascii() and microbatch.isdecimal()):
+    match = _ACTION.fullmatch(text)
+    if match is None:
         raise FormatError(f"{text[:32]!r} is no compute action", where=where, hint="cells are like 0F3, 4B1, 2I0, 2W0")
-    return kind, int(stage), int(microbatch)
+    return match[2], int(match[1]), int(match[3])

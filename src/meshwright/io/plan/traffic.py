@@ -53,7 +53,7 @@ def is_traffic_plan(path: str | os.PathLike[str]) -> bool:
         return False
     try:
         return msgspec.json.decode(read_document(path, limit=MaxBytes.TRAFFIC), type=_Schema).schema == "meshwright.traffic-plan"
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, RecursionError, ValueError):
         return False
 
 

@@ -17,6 +17,7 @@ from ...cost import Priced
 from ...fabric.fabric import Fabric, Provenance
 from ...graph.graph import OpGraph
 from ...job import Training
+from ...plan.forward_again import run_again
 from ...plan.on_schedule import weight_roles
 from ...plan.plan import Segment, TrainingLayout
 from ...plan.vocabulary import base_node, sums_of
@@ -77,7 +78,7 @@ def segment_prices(
     """`"segment|F"` and `"segment|B"` (or `I` and `W`) -> price on one rank, for one micro-batch: of the rank with most, and
     with `@<tensor index>` of each where they have unequal shares. `weights`: see `MeasuredPrices`, by operator."""
     of_weights = weights or {}
-    found: dict[str, Priced] = {}
+    found, second = dict[str, Priced](), run_again(layout)
     for s in layout.segments:
         parts = (Fraction(sum(s.shares), max(s.shares)) if s.shares else layout.tensor) if s.split else 1  # of the rank with most
         scale = layout.microbatch_size / batch_size / float(parts)
@@ -91,6 +92,7 @@ def segment_prices(
         timed = {"F": forward, "B": backward + again}
         if layout.split_backward:
             timed = {"F": forward, "I": backward - later + again, "W": later}
+        timed |= {"R": forward} if s.key in second else {}
         for name, seconds in timed.items():
             own_s = scale * seconds
             found[f"{s.key}|{name}"] = Priced(own_s / share, evidence, own_s)  # type: ignore[arg-type]

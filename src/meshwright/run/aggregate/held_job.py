@@ -23,10 +23,18 @@ class Job:
     slots: int
     nonces: dict[int, int] = field(default_factory=dict)
     names: dict[int, bytes] = field(default_factory=dict)
+    asked_at: dict[int, float] = field(default_factory=dict)  # when each last asked to join
     left: set[int] = field(default_factory=set)
     problem: Aborted | None = None
     asked_s: float = 0.0
     welcomed: bool = False
+
+    def forget_before(self, moment: float) -> None:
+        """Workers that wait no longer: another may have their place."""
+        for worker in [w for w, asked in self.asked_at.items() if asked < moment]:
+            del self.asked_at[worker]
+            self.nonces.pop(worker, None)
+            self.names.pop(worker, None)
 
     @property
     def above(self) -> Hop | None:

@@ -222,13 +222,15 @@ def _try(compiled: Any, name: str, dtype: Any, commutative: bool, associative: b
         return dtype(x).tobytes() if x == x else b"nan"
 
     for a, b, c in trials.T:
-        claims = [("to be commutative", commutative, compiled(a, b), compiled(b, a))]
-        claims += [("to be associative", associative, compiled(compiled(a, b), c), compiled(a, compiled(b, c)))]
-        for what, claimed, left, right in claims:
+        claims: list[tuple[str, bool, tuple[Any, ...], Any, Any]] = [
+            ("to be commutative", commutative, (a, b), compiled(a, b), compiled(b, a)),
+            ("to be associative", associative, (a, b, c), compiled(compiled(a, b), c), compiled(a, compiled(b, c))),
+        ]
+        for what, claimed, numbers, left, right in claims:
             if claimed and bits(left) != bits(right):
                 raise UsageError(
-                    f"{name} claims {what}, and does not hold it: with {a!s}, {b!s}, {c!s} it gives {left!s} and {right!s}",
+                    f"{name} claims {what}, and is not: of {', '.join(map(str, numbers))} it makes {left!s} one way, {right!s} the other",
                     where="operator",
                     hint="leave the claim out: contributions are then folded in the order of workers",
-                    data={"claim": what, "numbers": [float(a), float(b), float(c)]},
+                    data={"claim": what, "numbers": [float(x) for x in numbers]},
                 )  # fmt: skip

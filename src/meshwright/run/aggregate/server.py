@@ -7,6 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import msgspec
@@ -54,6 +55,8 @@ MAX_SLOTS, MAX_WORDS = 1 << 16, 2048  # of a switch; of a packet: 8 KiB, which f
 MAX_BLOCKS, MAX_SPAN = 512, 1 << 16  # slots that sparse jobs may have, whose memory is taken when the first begins; indices of a block
 TURN_S = 0.05  # that the loop runs before Python looks round
 MIN_QUIET_S = 600.0  # of a job until another may have its slots
+MAX_TOLD_JOBS = 3  # that hold slots, to one for whom there are none
+GONE_S = 2.0  # since a worker that waits for the others asked last, twenty times a second: it has given up, or asks again and is back
 MIN_ASK_S = 0.05  # between two packets that ask the switch above
 LEAVES = 3  # times that the switch above is told of a job's end: nobody waits for its answer
 MAX_TOLD = 5  # slots that a status names per job
@@ -193,6 +196,8 @@ class Aggregator:
             self._say(ABORT, 0, 0, refusal, name)
             return
         job = self.known.get(ask.job)
+        if job is not None and not job.welcomed:
+            job.forget_before(time.monotonic() - GONE_S)
         again = job is not None and job.nonces.get(ask.worker, ask.nonce) != ask.nonce
         if job is not None and (job.problem is not None or (again and self._quiet_s(job) > MIN_QUIET_S)):
             self._end(job)
@@ -200,13 +205,15 @@ class Aggregator:
         if job is None:
             job = self._begin(ask)
             if job is None:
-                self._say(ABORT, 0, 0, Aborted("no-slots", f"{self._free()} of {self.slots} slots are free"), name)
+                self._say(ABORT, 0, 0, Aborted("no-slots", f"{self._free()} of {self.slots} slots are free{self._holders()}"), name)
                 return
         same = msgspec.structs.replace(ask, worker=0, slots=0, nonce=0) == msgspec.structs.replace(job.ask, worker=0, slots=0, nonce=0)
         if not same or job.nonces.get(ask.worker, ask.nonce) != ask.nonce:
-            reason = "it runs already, with another such worker" if same else "others joined it with other figures"
+            other = f"it runs already, with another such worker, {self._heard(job)}: take another name, or wait"
+            reason = other if same else "others joined it with other figures"
             self._say(ABORT, 0, 0, Aborted("refused", f"job {ask.job!r}: {reason}", ask.worker), name)
             return
+        job.asked_at[ask.worker] = time.monotonic()
         if not job.welcomed and ask.worker not in job.nonces:
             job.slots = min(job.slots, ask.slots)
             job.nonces[ask.worker], job.names[ask.worker] = ask.nonce, name
@@ -242,21 +249,29 @@ class Aggregator:
         return self.modes.get(name)
 
     def _used(self) -> list[tuple[int, int]]:
-        """Slots that jobs have, as (first, end)."""
+        """Slots that jobs have, as (first, end). A job that has failed is known for its reason only: the loop serves it no more."""
         return sorted((int(self.jobs.table[j.number, FIRST_POOL]) // 2, int(self.jobs.table[j.number, FIRST_POOL]) // 2 + j.cost)
-                      for j in self.known.values())  # fmt: skip
+                      for j in self.known.values() if j.problem is None)  # fmt: skip
 
     def _free(self) -> int:
         return self.slots - sum(end - first for first, end in self._used())
 
+    def _heard(self, job: Job) -> str:
+        return f"last heard {self._quiet_s(job):.0f} s ago, of the {MIN_QUIET_S:.0f} s that a job may be quiet"
+
+    def _holders(self) -> str:
+        """Who has the slots, quiet ones first: their workers may have died without a word."""
+        most = sorted((j for j in self.known.values() if j.problem is None), key=lambda j: -self._quiet_s(j))[:MAX_TOLD_JOBS]
+        return "".join(f"; job {j.name!r} has {j.cost}, {self._heard(j)}" for j in most)
+
     def _begin(self, ask: Join) -> Job | None:
         """A place and slots for a new job; None where there are none, not even those of jobs that were quiet for long."""
-        number = next((i for i in range(MAX_JOBS) if self.jobs.table[i, STATE] == FREE and all(j.number != i for j in self.known.values())), None)
-        for quiet in sorted(self.known.values(), key=self._quiet_s, reverse=True):
-            if self._gap(ask) or self._quiet_s(quiet) < MIN_QUIET_S:
+        for quiet in sorted(self.known.values(), key=lambda job: (job.problem is None, -self._quiet_s(job))):
+            if (self._gap(ask) and len(self.known) < MAX_JOBS) or (quiet.problem is None and self._quiet_s(quiet) < MIN_QUIET_S):
                 break
             self._end(quiet)
         gap = self._gap(ask)
+        number = next((i for i in range(MAX_JOBS) if all(j.number != i for j in self.known.values())), None)
         if number is None or gap is None:
             return None
         mode = self._mode(ask.mode)
@@ -348,6 +363,8 @@ class Aggregator:
 
     # ---- how far everyone is ---------------------------------------------------------------------------------------
     def _quiet_s(self, job: Job) -> float:
+        if not job.welcomed and time.monotonic() - max(job.asked_at.values(), default=0.0) > GONE_S:
+            return inf
         return (time.monotonic_ns() - int(self.jobs.heard[job.number, : job.ask.children].max())) / 1e9
 
     def status(self, asked: str = "") -> Status:

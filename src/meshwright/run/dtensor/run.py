@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ...errors import FormatError, TooFewDevices, UsageError
+from ...io.strict_json import decode, read_document
 from ...plan.sharding import ShardingPlan
 from ..ranks.launcher import LocalRanks, scratch_folder
 from .worker import RankReport, WorkRequest, layout_rank
@@ -50,14 +51,11 @@ def write_layout(path: Path, plan: ShardingPlan) -> None:
 
 def read_layout(path: Path) -> ShardingPlan:
     """Raises: UsageError (no such file), FormatError (not a layout plan, or one that contradicts itself)."""
+    data = read_document(path)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="make one with `meshwright layout plan`") from error
-    try:
-        plan = msgspec.json.decode(data, type=ShardingPlan)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"is no layout plan: {error}", where=path.name, hint="make one with `meshwright layout plan`") from None
+        plan = decode(data, msgspec.json.Decoder(ShardingPlan), path.name)
+    except FormatError as error:
+        raise FormatError(f"is no layout plan: {error.message}", where=error.where, hint="make one with `meshwright layout plan`") from None
     _check(plan, path.name)
     return plan
 

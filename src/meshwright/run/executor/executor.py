@@ -22,7 +22,7 @@ from .device_time import DeviceTime, device_time
 from .memory import RankMemory
 from .rounds import RankRounds, Round, compile_rounds, require_ends
 from .schedule import Receive, Schedule, compile_schedule
-from .transport import Transport
+from .transport import Broken, Transport
 
 __all__ = ["ComputeWork", "Executor", "StepFailed"]
 
@@ -103,7 +103,8 @@ class Executor:
                 times.settle(starts, ends)
         except Exception as error:
             step = self.order[min(position, len(self.order) - 1)] if self.order else -1
-            raise StepFailed(step, int(progress[2])) from error
+            # A connection may be closed before this rank waits for anything on it.
+            raise StepFailed(step, error.peer + 1 if isinstance(error, Broken) else int(progress[2])) from error
         self.memory.drop_values()
 
     # ---- compilation -------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from .sequence_parts import ALL_PARTS, PartsForm, parts_forms
 
 __all__ = ["BufferInfo", "RankMemory", "StagingPool"]
 
-DYNAMIC = ("act", "grad", *ALL_PARTS)
-WITH_SEGMENT = ("gradpart", "actall", "actagain")  # kinds whose names have a segment between value and micro-batch
+DYNAMIC = ("act", "remade", "grad", *ALL_PARTS)
+WITH_SEGMENT = ("gradpart", "actall", "actagain", "remadeall")  # kinds whose names have a segment between value and micro-batch
 WHOLE = {"gathered": "shard", "gradfull": "gradshard"}  # whole weights and gradients of a moment, and the parts that live on
 
 
@@ -118,7 +118,7 @@ class RankMemory:
             info = values.get(value)
             if info is None:
                 raise Unsupported(f"buffer {name!r} holds a value that the layout does not list")
-            if info.reduce == "max" and kind == "act":
+            if info.reduce == "max" and kind in ("act", "remade"):
                 self.maxima.add(buffer)
             own: torch.dtype = getattr(torch, info.dtype)
             numel, shape = info.size_bytes // own.itemsize, info.shape

@@ -16,7 +16,7 @@ from ...plan.shards import local_shape, part_ranges, sequence_values
 
 __all__ = ["ALL_PARTS", "PartsForm", "own_part", "parts_forms"]
 
-ALL_PARTS = ("actsum", "actall", "actagain", "gradall", "gradpart")  # kinds of buffers that hold all parts of such values
+ALL_PARTS = ("actsum", "actall", "actagain", "remadesum", "remadeall", "gradall", "gradpart")  # kinds of buffers that hold all parts of such values
 
 
 def own_part(x: torch.Tensor, dim: int, ranges: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -13,7 +13,7 @@ never run by this project between two GPUs: none were at hand.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,10 +23,27 @@ from ...errors import Unsupported, UsageError
 from .held_groups import holds_group
 
 __all__ = [
-    "GroupedTransport", "Messages", "TaggedTransport", "Transport", "connected", "grouped_calls", "own_device", "own_stream", "own_transport",
+    "Broken", "GroupedTransport", "Messages", "TaggedTransport", "Transport", "connected", "grouped_calls", "own_device", "own_stream",
+    "own_transport", "posted",
 ]  # fmt: skip
 
 Messages = Sequence[tuple[torch.Tensor, int, int]]  # tensor, peer, tag
+
+
+class Broken(RuntimeError):
+    """The connection to `peer` is closed: nothing could be posted."""
+
+    def __init__(self, peer: int, text: str) -> None:
+        super().__init__(text)
+        self.peer = peer
+
+
+def posted(call: Callable[..., Any], tensor: torch.Tensor, peer: int, tag: int) -> Any:
+    """The work of a process group's send or receive. Raises: Broken."""
+    try:
+        return call([tensor], peer, tag)
+    except RuntimeError as error:
+        raise Broken(peer, str(error)) from error
 
 
 class Transport(Protocol):
@@ -57,10 +74,10 @@ class TaggedTransport:
         holds_group(self)
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return self.group.send([tensor], peer, tag)
+        return posted(self.group.send, tensor, peer, tag)
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return self.group.recv([tensor], peer, tag)
+        return posted(self.group.recv, tensor, peer, tag)
 
     def exchange(self, sends: Messages, receives: Messages) -> Sequence[Any]:
         works = [self.receive(*one) for one in receives]

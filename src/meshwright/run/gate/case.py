@@ -145,7 +145,7 @@ class Case:
         """Filled with what the whole batch counts."""
         terms = loss_terms(self.graph)
         divisors = {n: torch.ones((), dtype=torch.float64) for n in terms}
-        constants = {n: torch.tensor(c.data, dtype=getattr(torch, c.dtype)).reshape(c.shape) for n, c in self.graph.constants.items()}
+        constants = {n: c.tensor() for n, c in self.graph.constants.items()}
         counts = LossCounts(self.graph, terms, divisors, constants, self.owner.buffers())
         counts.fill(counts.sums([self.microbatch(0, d, m) for d, m in self.pieces()]), len(self.pieces()))
         return counts

@@ -9,8 +9,8 @@ from ...plan.batch_statistics import BATCH_NORM
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 
 __all__ = [
-    "Cause", "batch_statistics", "described", "follows_rounding", "keeps_state", "mixes_samples", "of_outside", "of_the_optimizer", "of_the_plan",
-    "random_numbers",
+    "Cause", "adds_samples_up", "batch_statistics", "described", "follows_rounding", "keeps_state", "mixes_samples", "of_no_number", "of_outside",
+    "of_the_optimizer", "of_the_plan", "random_numbers",
 ]  # fmt: skip
 
 BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
@@ -64,6 +64,16 @@ def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str =
     return Cause("batch-statistics", what, hint, node)
 
 
+def adds_samples_up(microbatches: int) -> Cause:
+    """The loss of the whole batch is that of its micro-batches together."""
+    what = f"the loss is a sum over samples inside of what is kept whole: the plan takes the mean over its {microbatches} micro-batches"
+    hint = Hint(
+        'let it be a mean over samples (reduction="mean"), or plan one micro-batch in all ({}, {} as large as the global batch)',
+        Choice("data", 1), Choice("microbatch"),
+    )  # fmt: skip
+    return Cause("sum-over-samples", what, hint)
+
+
 def keeps_state(graph: ForwardGraph, buffer: str) -> Cause:
     """Every micro-batch by itself is as in the whole batch, from the buffers that the step begins with."""
     module, operators = described(graph, buffer)
@@ -80,6 +90,11 @@ def random_numbers(opaque: bool) -> Cause:
     what = "random numbers of a model that could not be traced" if opaque else "random numbers other than dropout's"
     hint = Hint("state that it is meant with {}, or take them as an input", Choice("stated.dropout", "local"))
     return Cause("random-streams", f"{what} are drawn anew in every micro-batch", hint)
+
+
+def of_no_number(what: str, value: float) -> Cause:
+    hint = "compare on a batch of which all is a number (mend the module, or give other samples): what is none spreads here and not there"
+    return Cause("no-number", f"the owner's own {what} of this batch is {value:g}, which says nothing of a plan", hint)
 
 
 def of_outside() -> Cause:

@@ -11,7 +11,6 @@ compared (`scaled`), and the report says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,9 +32,20 @@ from ..tensor.whole_batch import of_whole_batch
 from ..train.data import Dataset
 from ..train.loss_terms import loss_understood
 from ..train.optimizer_trial import refuse_optimizer
-from ..train.update import make_update
 from .case import COMPARED, Case
-from .causes import Cause, described, follows_rounding, keeps_state, mixes_samples, of_outside, of_the_optimizer, of_the_plan, random_numbers
+from .causes import (
+    Cause,
+    adds_samples_up,
+    described,
+    follows_rounding,
+    keeps_state,
+    mixes_samples,
+    of_no_number,
+    of_outside,
+    of_the_optimizer,
+    of_the_plan,
+    random_numbers,
+)  # fmt: skip
 from .differences import Compared, Difference, differences, settled_elements
 from .planned import RankStep
 from .scaled import scaled_down
@@ -117,23 +127,12 @@ def _compared(plan: Plan, layout: TrainingLayout, data: str | Dataset, stated: S
     job = msgspec.convert(plan.job["training"], Training)
     graph = forward_graph(plan, layout, traced)
     owner = Owner(job, wide=False)
-    owner.job = job = _moving(job, owner)
+    owner.job = job = owner.moving()
     refuse_optimizer(job.optimizer, owner.parameters(), job.learning_rate, layout)
     narrow = Case(plan, layout, job, graph, inline(plan.main, plan.programs).program, data, owner)
     with torch.random.fork_rng(devices=[]):
         case, whole, planned, notes = _in_double(narrow)
         return _Trial(case, whole, stated, notes).report(planned)
-
-
-def _doubled(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [x.double() if x.is_floating_point() else x for x in inputs]
-
-
-def _moving(job: Training, owner: Owner) -> Training:
-    """Without a schedule that begins at rate 0: parameters that stay say nothing of an optimizer."""
-    if not job.asked.schedule or any(g["lr"] for g in make_update(job, [*owner.parameters().items()]).param_groups):
-        return job
-    return msgspec.structs.replace(job, recipe=msgspec.structs.replace(job.asked, schedule=""))
 
 
 def _of_a_copy(plan: Plan, why: str, data: str | Dataset, stated: Stated) -> GateReport:
@@ -237,6 +236,8 @@ class _Trial:
     def look_ahead(self, compared: Compared) -> None:
         """A loss that was not understood may be a mean over what happens to be equal in the first batch."""
         for whole, parts in self.case.later_losses():
+            if math.isnan(whole) and math.isnan(parts):
+                continue
             error = abs(whole - parts) / abs(whole) if whole else abs(parts)
             if not error <= 10 * self.case.tolerance.relative:
                 compared.found.append(Difference(kind="loss", name="loss", rank=-1, planned=parts, own=whole, error=error))
@@ -256,7 +257,10 @@ class _Trial:
         random = self.is_random(compared)
         local = self.microbatch_by_microbatch(planned)
         alike = not local.found
-        if random:
+        own = [("loss", self.whole.loss), (f"{first.kind} {first.name!r}", first.own)]
+        if odd := [x for x in own if not math.isfinite(x[1])]:
+            cause = of_no_number(*odd[0])
+        elif random:
             drawn = case.drawn_otherwise
             cause = replace(random_numbers(case.opaque), node=drawn[0].name if drawn else "")
             if self.stated.dropout == "local":
@@ -293,13 +297,16 @@ class _Trial:
         exact = msgspec.structs.replace(case.job, recipe=msgspec.structs.replace(case.job.asked, precision="fp32"))
         try:
             owner = Owner(exact, wide=True)
-            whole, parts = (owner.loss([replace(p, inputs=_doubled(p.inputs)) for p in x]) for x in ([case.whole()], self.parts))
+            whole, parts = (owner.loss([p.doubled() for p in x]) for x in ([case.whole()], self.parts))
         except (MeshwrightError, RuntimeError):
             return False
         return abs(whole - parts) > MIXED_IN_DOUBLE * abs(whole)
 
     def of_the_samples(self, first: Difference) -> Cause:
         """Micro-batch by micro-batch the owner's module is the plan: does it look at other samples, or at what it kept of those before?"""
+        count = self.case.layout.all_microbatches
+        if first.kind == "loss" and abs(first.own - count * first.planned) <= 10 * self.case.tolerance.relative * abs(first.own):
+            return adds_samples_up(count)
         before = self.case.owner.buffers()
         changed = [n for n, b in self.whole.buffers.items() if not torch.equal(b, before[n])]
         if changed and first.kind != "buffer":

@@ -27,7 +27,7 @@ class GraphRun:
     def __init__(self, graph: ForwardGraph, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
         self.graph = graph
         self.state: dict[str, Any] = {f"param:{n}": p for n, p in parameters.items()} | {f"buffer:{n}": b for n, b in buffers.items()}
-        self.state |= {f"constant:{n}": torch.tensor(c.data, dtype=getattr(torch, c.dtype)).reshape(c.shape) for n, c in graph.constants.items()}
+        self.state |= {f"constant:{n}": c.tensor() for n, c in graph.constants.items()}
 
     def loss(
         self, inputs: Sequence[torch.Tensor], terms: Mapping[str, LossTerm] | None = None, divisors: Mapping[str, torch.Tensor] | None = None

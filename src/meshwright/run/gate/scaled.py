@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...capture.hf import DEFAULT_LENGTH, PREFIX, config_of, hf_name
+from ...capture.hf import DEFAULT_LENGTH, config_of
 from ...capture.hf_smaller import smaller_config
 from ...capture.precision import capture_and_trace_job
 from ...decide.layout.tensor_shares import TensorOptions
@@ -27,6 +27,7 @@ from ...drive.training.training import plan_training
 from ...drive.training.wishes import LayoutWanted
 from ...errors import MissingExtra, UnknownName
 from ...fabric.fabric import Fabric
+from ...graph.model_names import PREFIX, hf_name
 from ...job import Training
 from ...plan.plan import Plan, TrainingLayout
 from ..calibrate.transport import laptop_shape

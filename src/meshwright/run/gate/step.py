@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 
 from ...capture.losses import Objective
@@ -41,6 +42,9 @@ class Part:
     loss: Callable[[torch.nn.Module, Sequence[torch.Tensor]], torch.Tensor] | None = None
     afresh: bool = False
 
+    def doubled(self) -> Part:
+        return replace(self, inputs=[x.double() if x.is_floating_point() else x for x in self.inputs])
+
 
 class Owner:
     """The owner's module, built anew for every step that is asked of it: its function is called as he would call it, with the job's seed."""
@@ -60,6 +64,13 @@ class Owner:
         """Around everything that runs the owner's code."""
         with user_code(self.job.model, self.job.model.rpartition(":")[0]), Widened() if self.wide else nullcontext():
             yield
+
+    def moving(self) -> Training:
+        """The job without a schedule that begins at rate 0: parameters that stay say nothing of an optimizer."""
+        asked = self.job.asked
+        if not asked.schedule or any(g["lr"] for g in make_update(self.job, [*self.parameters().items()]).param_groups):
+            return self.job
+        return msgspec.structs.replace(self.job, recipe=msgspec.structs.replace(asked, schedule=""))
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
         return dict(self.initial.module.named_parameters())

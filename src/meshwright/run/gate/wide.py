@@ -22,7 +22,7 @@ __all__ = ["can_widen", "wide_graph", "wide_layout", "wide_program"]
 
 NARROW, WIDE = "float32", "float64"
 FILLS = ("zeros", "ones", "full", "empty", "eye", "arange", "linspace", "logspace", "scalar_tensor")
-WHOLE_VALUES = ("act", "grad", "actsum", "actall", "actagain", "gradall", "gradpart")
+WHOLE_VALUES = ("act", "grad", "actsum", "actall", "actagain", "remade", "remadesum", "remadeall", "gradall", "gradpart")
 
 
 def can_widen(layout: TrainingLayout, graph: ForwardGraph, tensors: Iterable[torch.Tensor]) -> bool:

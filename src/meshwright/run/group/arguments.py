@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import AllgatherOptions  # torch 2.13 leaves it out of `dist`
 
-from ...errors import RankDiverged, UsageError
+from ...errors import RankDiverged, WrongCall
 from .builtin_calls import builtin_call
 from .engine import Engine
 from .record_file import call_text
@@ -26,26 +26,26 @@ class Arguments:
         self.engine, self.builtin, self.ranks, self.rank = engine, builtin, engine.size, engine.rank
 
     def require(self, op: str, fits: bool, what: str) -> None:
-        """Raises: UsageError unless it fits; what ended the group."""
+        """Raises: WrongCall unless it fits; what ended the group."""
         if fits:
             return
         self.engine.raise_if_failed()
         hint = "nothing was sent: the other ranks wait for this rank's right call"
-        raise UsageError(f"{what} do not fit", where=op, hint=hint, data={"rank": self.rank})
+        raise WrongCall(f"{what} do not fit", where=op, hint=hint, data={"rank": self.rank})
 
     def require_one(self, op: str, tensors: list[torch.Tensor], root: int) -> None:
-        """Raises: UsageError."""
+        """Raises: WrongCall."""
         self.require(op, len(tensors) == 1, f"{len(tensors)} tensors at once")
         self.require(op, root < self.ranks, f"root {root} among {self.ranks} ranks")
 
     def require_pair(self, op: str, source: torch.Tensor, target: torch.Tensor, fits: bool) -> None:
-        """`fits`: their lengths do. Raises: UsageError."""
+        """`fits`: their lengths do. Raises: WrongCall."""
         if not fits or source.dtype != target.dtype:
             what = f"{source.numel()} elements of {source.dtype} in, {target.numel()} of {target.dtype} out, among {self.ranks} ranks"
             self.require(op, False, what)
 
     def require_splits(self, *sides: tuple[torch.Tensor, list[int]]) -> None:
-        """Input and output of an all-to-all with their splits. Raises: UsageError."""
+        """Input and output of an all-to-all with their splits. Raises: WrongCall."""
         (source, _), (target, _) = sides
         self.require("all-to-all", source.dtype == target.dtype, f"{source.dtype} in, {target.dtype} out")
         for tensor, splits in sides:
@@ -53,7 +53,7 @@ class Arguments:
             self.require("all-to-all", self.fit(tensor, splits), f"{told} of a tensor of shape {tuple(tensor.shape)} among {self.ranks} ranks")
 
     def require_rows(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """Lists of an all-to-all: one tensor per rank, of one type. Raises: UsageError."""
+        """Lists of an all-to-all: one tensor per rank, of one type. Raises: WrongCall."""
         for word, row in (("inputs", inputs), ("outputs", outputs)):
             self.require("all-to-all", len(row) == self.ranks, f"{len(row)} {word} among {self.ranks} ranks")
         tensors = [*inputs, *outputs]
@@ -61,7 +61,7 @@ class Arguments:
         self.require("all-to-all", plain, "tensors of several types, or sparse ones")
 
     def require_lists(self, op: str, own: list[torch.Tensor], lists: list[list[torch.Tensor]], word: str, root: int = -1) -> None:
-        """One tensor of one's own, and a list of one per rank: at all ranks, or at the root only. Raises: UsageError."""
+        """One tensor of one's own, and a list of one per rank: at all ranks, or at the root only. Raises: WrongCall."""
         self.require(op, root < self.ranks, f"root {root} among {self.ranks} ranks")
         here = lists[0] if lists and root in (-1, self.rank) else None
         needed = self.ranks if root in (-1, self.rank) else 0

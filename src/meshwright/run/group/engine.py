@@ -15,6 +15,7 @@ from ...errors import GroupFailed, MeshwrightError, RunError
 from ...fabric.fabric import Fabric
 from ..executor.tags import ReservedTag
 from .audit import Audit
+from .beats import beats_of
 from .call import Call, Session
 from .chunks import BLOCKED
 from .consent import Consent
@@ -342,14 +343,17 @@ class Engine:
                 transport.abort()
 
     def _wait_for(self, key: str) -> None:
-        """A key of the store, from another rank of this group."""
+        """A key of the store, from another rank of this group. While that rank works on it (`beating`), the deadline does not pass."""
         assert self.health is not None
-        deadline, pause = time.monotonic() + self.timeout_s, 0.0005
+        deadline, pause, beats = time.monotonic() + self.timeout_s, 0.0005, 0
         try:
             while not self.plans.store.check([key]):
                 self.raise_if_failed()
                 if time.monotonic() > deadline:
-                    raise self.health.lost("deadline")
+                    before, beats = beats, beats_of(self.plans.store, key)
+                    if beats == before:
+                        raise self.health.lost("deadline")
+                    deadline = time.monotonic() + self.timeout_s
                 time.sleep(pause)
                 pause = min(0.02, 1.5 * pause)
         except RuntimeError as error:

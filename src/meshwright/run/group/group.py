@@ -37,6 +37,8 @@ from .worker import Task
 
 __all__ = ["MeshwrightGroup"]
 
+UNLIKE = "tensors of unlike lengths, types or devices, or sparse ones,"
+
 Tensors = list[torch.Tensor]
 MEASURED, SPARSE = "measured: the built-in backend is faster", "sparse"
 
@@ -191,16 +193,14 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         builtin = Builtin(self._for(inputs).gather, (outputs, inputs, opts))
         here = outputs[0] if opts.rootRank == self.rank() and outputs else None
         self._arguments.require_lists("gather", inputs, outputs, "outputs", opts.rootRank)
-        if not alike([*(here or []), inputs[0]]):
-            return self._fall("gather", "unlike tensors", builtin)
+        self._arguments.require("gather", alike([*(here or []), inputs[0]]), UNLIKE)
         return self._listed("gather", inputs[0], here, opts.rootRank, builtin, outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
         builtin = Builtin(self._for(outputs).scatter, (outputs, inputs, opts))
         here = inputs[0] if opts.rootRank == self.rank() and inputs else None
         self._arguments.require_lists("scatter", outputs, inputs, "inputs", opts.rootRank)
-        if not alike([*(here or []), outputs[0]]):
-            return self._fall("scatter", "unlike tensors", builtin)
+        self._arguments.require("scatter", alike([*(here or []), outputs[0]]), UNLIKE)
         return self._listed("scatter", here, outputs[0], opts.rootRank, builtin, outputs)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:

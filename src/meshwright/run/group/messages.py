@@ -22,8 +22,9 @@ import torch.distributed as dist
 
 from ...errors import MeshwrightError
 from ..executor.tags import TAG_BITS, ReservedTag
+from ..executor.transport import posted
 
-__all__ = ["Broken", "GlooMessages", "all_connect", "end_waits", "mask_of"]
+__all__ = ["GlooMessages", "all_connect", "end_waits", "mask_of"]
 
 _AT_ONCE = timedelta(milliseconds=1)  # gloo takes no wait of 0
 
@@ -32,14 +33,6 @@ def mask_of(number: int, call: int, size_bytes: int, program: int) -> int:
     """What tags of a collective are mixed with. Any difference changes half of the bits, so tags of two collectives never come close."""
     digest = hashlib.blake2b(struct.pack("<4q", number, call, size_bytes, program), digest_size=4).digest()
     return int.from_bytes(digest, "little") & ((1 << TAG_BITS) - 1)
-
-
-class Broken(RuntimeError):
-    """The connection to `peer` is closed: nothing could be posted."""
-
-    def __init__(self, peer: int, text: str) -> None:
-        super().__init__(text)
-        self.peer = peer
 
 
 class GlooMessages:
@@ -52,16 +45,10 @@ class GlooMessages:
         self._send, self._recv = self.group.send, self.group.recv
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        try:
-            return self._send([tensor], peer, tag ^ self.mask)
-        except RuntimeError as error:
-            raise Broken(peer, str(error)) from error
+        return posted(self._send, tensor, peer, tag ^ self.mask)
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        try:
-            return self._recv([tensor], peer, tag ^ self.mask)
-        except RuntimeError as error:
-            raise Broken(peer, str(error)) from error
+        return posted(self._recv, tensor, peer, tag ^ self.mask)
 
     def wait(self, work: Any, limit: timedelta) -> None:
         """Raises RuntimeError: a lost peer, an abort, the deadline."""

@@ -1,9 +1,9 @@
 """Which program a process group runs for an operation and a size.
 
 Plan files come first. Otherwise, with a fabric, the group's first rank plans when a size class is first met, and hands the program to the others
-through the store, so that planners with a time limit need not agree. Sizes within a factor of two share a program: chunks follow the tensor's
-length (`chunks`). A program is taken only where the simulator says that it beats what the built-in backend does, a ring; otherwise the built-in
-backend is the answer. All ranks compare what they were told when the group is made.
+through the store, so that planners with a time limit need not agree. The others wait for it beyond their deadline while it plans (`beats`). Sizes
+within a factor of two share a program: chunks follow the tensor's length (`chunks`). A program is taken only where the simulator says that it beats
+what the built-in backend does, a ring; otherwise the built-in backend is the answer. All ranks compare what they were told when the group is made.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...fabric.fabric import Fabric
 from ...plan.plan import Plan
 from ...program.hash import program_hash
 from ...program.program import REPRODUCIBLE_SUMS, Program
+from .beats import beating
 from .merged_rates import merge_near_rates
 from .plan_cache import PlanCache, cache_folder
 from .plan_match import require_fitting
@@ -221,7 +222,8 @@ class GroupPlans:
         if self.rank != 0:
             return self._decode(self._get(key), class_bytes)
         try:
-            answer = self._kept_or_planned(op, root, class_bytes)
+            with beating(self.store, key, self.timeout_s):
+                answer = self._kept_or_planned(op, root, class_bytes)
         except MeshwrightError as error:
             answer = json.dumps({"none": str(error)}).encode()
         except Exception as error:  # the others wait: they must hear of it

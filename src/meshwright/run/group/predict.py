@@ -4,7 +4,7 @@ Four things differ. One thread per rank takes in messages in the fused order, so
 everything but sends per rank, and a lane of sends per channel (posting is all a send costs the walk). Ranks that share a machine share its cores:
 overheads grow by ranks per core. Several TCP flows on one link lose part of it, measured on shaped links: queues overflow, flows take turns
 unevenly; so the rate of a link falls with the number of pairs of ranks that talk across it. And gloo sends a message only once its receiver has
-answered that there is a place for it. Receives are posted a channel's depth ahead, so the answer is there in time, but for the first messages of a
+answered that there is a place for it. Receives are posted ahead, so the answer is there in time, but for the first messages of a
 call: over 5 ms they take 10. Where an answer takes long, it is a message of the walk (`with_answers`).
 
 Sources: fabricrun card, section 3.3 (three owners behind one slow link are 10 to 60 % slower than one; four pairs across a trunk);
@@ -24,7 +24,8 @@ from ...program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ...program.program import Kind, Part, Program
 from ...simulate import compile_network, simulate_program
 from ...simulate.pricing import durations
-from .rank_code import F64, Form, form_of
+from ..executor.lanes import channel_messages
+from .rank_code import F64, MAX_ELEMENTS_AHEAD, Form, form_of, posted_depth
 
 __all__ = [
     "MAX_SIMULATED_STEPS", "WALKS", "Walked", "executor_transport", "flows_on_links", "late_time_s", "on_the_wire", "predicted_time_s",
@@ -54,9 +55,10 @@ def executor_transport(fabric: Fabric, ranks_per_core: float = 1.0) -> Transport
     return Transport(per_message_s=PER_MESSAGE_S * times, per_byte_s=PER_BYTE_S * times, per_step_s=assumed.per_step_s * times)
 
 
-def walk_program(form: Form, answered: Container[int] = ()) -> Program:
+def walk_program(form: Form, answered: Container[int] = (), sized: Program | None = None) -> Program:
     """The program of the walks, for prediction only: what is sent from staging is read where the sum would have been stored.
 
+    sized: the unrolled program at the size that is predicted, which says how many receives are posted ahead; the form's own unless given.
     answered: channels whose messages wait for an answer of the receiver, that it has posted the receive: one of no bytes, on a channel the other way.
     """
     p = form.unrolled
@@ -64,9 +66,10 @@ def walk_program(form: Form, answered: Container[int] = ()) -> Program:
     b = ProgramBuilder(ranks=p.ranks, name=p.name)
     for i, actor in enumerate(p.buffers.actor.tolist()):
         b.buffer(actor, chunks=int(p.buffers.chunks[i]), chunk_bytes=int(p.buffers.chunk_bytes[i]))
-    for src, dst, depth in zip(p.channels.src.tolist(), p.channels.dst.tolist(), p.channels.depth.tolist(), strict=True):
+    depths = _posted_depths(sized or p)
+    for src, dst, depth in zip(p.channels.src.tolist(), p.channels.dst.tolist(), depths, strict=True):
         b.channel(src, dst, depth=depth)
-    answers = {c: _Answers(b, p, c) for c in range(len(p.channels)) if c in answered}
+    answers = {c: _Answers(b, p, c, depths[c]) for c in range(len(p.channels)) if c in answered}
     columns = (s.kind, s.parts, s.chan_in, s.chan_out, s.src_buffer, s.src_chunk, s.dst_buffer, s.dst_chunk, s.count)
     kind, parts, chan_in, chan_out, src_buffer, src_chunk, dst_buffer, dst_chunk, count = (c.tolist() for c in columns)
     sending = Part.SEND | Part.OUT_SET
@@ -99,11 +102,18 @@ def walk_program(form: Form, answered: Container[int] = ()) -> Program:
     return b.build()
 
 
+def _posted_depths(program: Program) -> list[int]:
+    """By channel, as the ranks' code posts receives of numbers of 4 bytes."""
+    size_bytes = program.message_bytes()
+    sizes = [size_bytes[sends].astype(np.int64).tolist() for sends in channel_messages(program)[0]]
+    return [posted_depth(x, depth, 4 * MAX_ELEMENTS_AHEAD) for x, depth in zip(sizes, program.channels.depth.tolist(), strict=True)]
+
+
 class _Answers:
     """Of the receiver of one channel: a message may come once it has been answered, the first `depth` of them when the call begins."""
 
-    def __init__(self, b: ProgramBuilder, program: Program, channel: int) -> None:
-        self.receiver, self.depth = int(program.channels.dst[channel]), int(program.channels.depth[channel])
+    def __init__(self, b: ProgramBuilder, program: Program, channel: int, depth: int) -> None:
+        self.receiver, self.depth = int(program.channels.dst[channel]), depth
         sender = int(program.channels.src[channel])
         self.here, self.there = (b.buffer(rank, chunks=1, chunk_bytes=0) for rank in (self.receiver, sender))
         messages = int(np.count_nonzero((program.steps.chan_out == channel) & ((program.steps.parts & Part.SEND) != 0)))
@@ -212,7 +222,8 @@ def quickest_walk(program: Program, fabric: Fabric, ranks: Sequence[str], transp
 
 def on_the_wire(form: Form, fabric: Fabric, ranks: Sequence[str], size_bytes: int | None = None) -> Program:
     """The walks with what messages take on the wire, for the planned or another size. Raises: Disconnected."""
-    walks = walk_program(form, slowly_answered(form.unrolled, fabric, ranks))
+    sized = form.unrolled if size_bytes is None else at_size(form.unrolled, size_bytes)
+    walks = walk_program(form, slowly_answered(form.unrolled, fabric, ranks), sized)
     return with_headers(walks if size_bytes is None else at_size(walks, size_bytes))
 
 

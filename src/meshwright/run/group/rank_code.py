@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -33,10 +33,13 @@ from .chunk_places import Form, Places, paired, viewer
 from .dataflow import Dataflow, dataflow
 from .instructions import Instruction, Op, Place
 
-__all__ = ["F64", "Bound", "Form", "RankCode", "compile_rank", "form_of"]
+__all__ = ["F64", "MAX_ELEMENTS_AHEAD", "Bound", "Form", "RankCode", "compile_rank", "form_of", "posted_depth"]
 
 
 F64 = NDArray[np.float64]
+# Of the receives that a channel has posted ahead of its turn. gloo sends nothing before the word that the receive is posted, and that word waits
+# behind whatever this rank has handed the same connection: 128 KiB on a link of 20 Mbit/s held up a message's start by 48 ms.
+MAX_ELEMENTS_AHEAD = 1 << 18
 MAX_SENDS_AHEAD = 64  # sends of a channel under way at once; they hold no memory of their own, and posted receives bound the bytes on the way
 
 
@@ -100,9 +103,25 @@ def compile_rank(form: Form, rank: int, elements: int) -> RankCode:
     return _Compiler(form, rank, elements).run()
 
 
+def posted_depth(sizes: Sequence[int], depth: int, most: int) -> int:
+    """How many receives of a channel are posted ahead: its depth, or more while they hold no more than `most`. `sizes`: of its messages, in order."""
+    first = held = 0
+    fitting = min(len(sizes), TAG_WINDOW)
+    for end, size in enumerate(sizes, 1):
+        held += size
+        while held > most:
+            held -= sizes[first]
+            first += 1
+        if first:  # the longest run of messages up to this one that fits begins there
+            fitting = min(fitting, end - first)
+    return max(depth, fitting)
+
+
 class _Compiler(Places):
     def __init__(self, form: Form, rank: int, elements: int) -> None:
         super().__init__(form, rank, elements)
+        self.require_fitting()
+        self.program = self.posted_early()
         self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, sends_ahead=MAX_SENDS_AHEAD, staged_ahead=True)
         self.out: list[Instruction] = []
         self.slots: list[int] = []  # elements of every staging slot
@@ -111,8 +130,19 @@ class _Compiler(Places):
         self.staged: dict[int, int] = {}  # step -> slot that its message lies in
         self.parted: dict[int, int] = {}  # step -> slot that a message of several runs is sent from
 
+    def posted_early(self) -> Program:
+        """The program with as many receives of this rank ahead as MAX_ELEMENTS_AHEAD allows: at least each channel's depth.
+
+        More depth takes waits away and adds none, so the walks stay those of the checked order.
+        """
+        channels = self.program.channels
+        depth = channels.depth.copy()
+        for channel in np.flatnonzero(channels.dst == self.rank).tolist():
+            sizes = [self.message(self.sender[step]) for step in self.receives[channel]]
+            depth[channel] = posted_depth(sizes, int(depth[channel]), MAX_ELEMENTS_AHEAD)
+        return replace(self.program, channels=replace(channels, depth=depth))
+
     def run(self) -> RankCode:
-        self.require_fitting()
         schedule, order = self.schedule, self.schedule.order.tolist()
         for position in range(len(order) + 1):
             # Sends that must be over, then receives: a receive may land where such a send still read.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...errors import UsageError
+from ...errors import WrongCall
 from .call import Session
 from .plans import Chosen
 from .trials import Trials
@@ -93,7 +93,7 @@ def in_a_row(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copier(targets: Sequence[torch.Tensor], flat: torch.Tensor) -> Callable[[], None]:
-    """Puts the parts of `flat` into the targets. Raises: UsageError where elements of one share memory."""
+    """Puts the parts of `flat` into the targets. Raises: WrongCall where elements of one share memory."""
     for target in targets:
         require_own_places(target)
 
@@ -116,7 +116,7 @@ def side_by_side(given: Any) -> bool:
 def packed(given: Any, back: list[tuple[torch.Tensor, torch.Tensor]] | None = None) -> Any:
     """The argument with copies side by side of its tensors that have gaps; `back` takes (tensor, copy), for `unpack`.
 
-    Raises: UsageError where the tensor is to be written and its elements share memory.
+    Raises: WrongCall where the tensor is to be written and its elements share memory.
     """
     if isinstance(given, (list, tuple)):
         return [packed(x, back) for x in given]
@@ -135,7 +135,7 @@ def unpack(back: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def require_own_places(target: torch.Tensor) -> None:
-    """Raises: UsageError where elements of a tensor that is to be written share memory (`expand`)."""
+    """Raises: WrongCall where elements of a tensor that is to be written share memory (`expand`)."""
     if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         hint = "hand over `tensor.contiguous()`, and use what it then holds"
-        raise UsageError(f"elements of a tensor of shape {tuple(target.shape)} share memory, so it cannot hold a result", hint=hint)
+        raise WrongCall(f"elements of a tensor of shape {tuple(target.shape)} share memory, so it cannot hold a result", hint=hint)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from ...errors import GroupFailed, MeshwrightError, MessageDamaged
+from ..executor.transport import Broken
 from .call import Call, Session
-from .messages import Broken, GlooMessages
+from .messages import GlooMessages
 from .recorder import Recorder
 from .reductions import Reduction
 from .walk import Under, walk

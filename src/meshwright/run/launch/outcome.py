@@ -32,8 +32,8 @@ from ..recording.recording import RankRecording, expert_loads, numbers, plan_ide
 from .request import RunDocument, RunRequest
 
 __all__ = [
-    "absolute", "commit", "evaluation_graph_of", "forward_graph", "make_document", "opaque_function", "restart_of", "versions", "walk_orders",
-    "write_loads", "write_modules",
+    "absolute", "at_whole_batch", "commit", "evaluation_graph_of", "forward_graph", "make_document", "opaque_function", "restart_of", "versions",
+    "walk_orders", "write_loads", "write_modules",
 ]  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def evaluation_graph_of(plan: Plan, layout: TrainingLayout, planned: Any) -> Any
     except Unsupported:
         graph = from_traced(trace_job(job, device="cpu", **options))
     if shares_batch(layout):
-        graph = _at_whole_batch(graph, job, layout, options)
+        graph = at_whole_batch(graph, job, layout.global_batch, options)
     graph = evaluation_graph(planned, graph)
     if layout.context == 1:  # ranks of a part of the positions look for themselves: it is theirs that their segments compute
         evaluation_layout(layout, graph)
@@ -84,16 +84,16 @@ def forward_graph(plan: Plan, layout: TrainingLayout, traced: Any = None) -> Any
             f"the model {job.model!r} is not the one that was planned: {len(odd)} operators differ, e.g. {odd[0]!r}", where=job.model,
             hint="make the plan again",
         )  # fmt: skip
-    return _at_whole_batch(graph, job, layout, {}) if shares_batch(layout) else graph
+    return at_whole_batch(graph, job, layout.global_batch, {}) if shares_batch(layout) else graph
 
 
-def _at_whole_batch(graph: Any, job: Training, layout: TrainingLayout, options: Mapping[str, Any]) -> Any:
+def at_whole_batch(graph: Any, job: Training, batch: int, options: Mapping[str, Any]) -> Any:
     """`graph` with its calls as they are at the whole batch (`plan.whole_batch`). Raises: Unsupported where they are others."""
     from ...capture.precision import trace_job
     from ..steps.forward_graph import from_traced
     from ..tensor.whole_batch import calls_of
 
-    options = {**options, "batch_size": layout.global_batch}
+    options = {**options, "batch_size": batch}
     try:
         whole = from_traced(trace_job(job, **options))
     except Unsupported:

@@ -21,7 +21,6 @@ from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -83,11 +82,13 @@ def _traced_surroundings(module: nn.Module) -> Iterator[None]:
         if (found := _LOGGED.get()) is not None:
             found.append((name, value, dict(zip(("prog_bar", "logger", "on_step", "on_epoch"), args, strict=False)) | options))
 
-    with contextlib.ExitStack() as patched:
-        patched.enter_context(patch.object(type(module), "log", log))
-        for name in ("global_step", "current_epoch"):
-            patched.enter_context(patch.object(type(module), name, property(partial(_counted, name))))
+    own = type(module)
+    watched = {"log": log, **{name: property(partial(_counted, name)) for name in ("global_step", "current_epoch")}}
+    module.__class__ = type(own.__name__, (own,), {"__module__": own.__module__, "__qualname__": own.__qualname__, **watched})
+    try:  # this module alone: others of its class may be training
         yield
+    finally:
+        module.__class__ = own
 
 
 class TrainingStep(nn.Module):  # type: ignore[misc]
@@ -111,10 +112,16 @@ class TrainingStep(nn.Module):  # type: ignore[misc]
         said: Logged = []
         token = _LOGGED.set(said)
         try:
-            with torch.no_grad(), contextlib.suppress(Exception):  # by value: not all modules run without
+            with torch.no_grad():
                 made = self(**batch) if isinstance(batch, Mapping) else self(*batch) if isinstance(batch, (list, tuple)) else self(batch)
                 loss = made["loss"] if isinstance(made, Mapping) else made
                 return [(n, o) for n, x, o in said if x is loss], [n for n, x, _ in said if x is not loss]
+        except Exception as error:  # by value: not all modules run without
+            lines = str(error).strip().splitlines() or ["no message"]
+            warnings.warn(
+                f"what training_step logs of its loss is not known, and not logged: on tensors without values it fails with {type(error).__name__}: "
+                f"{lines[0]}", stacklevel=2,
+            )  # fmt: skip
         finally:
             _LOGGED.reset(token)
         return [], [n for n, *_ in said]

@@ -28,6 +28,7 @@ from ..train.optimizer_trial import own_looks_beyond, refused
 from ..train.optimizers import require_no_closure
 from ..train.segments import RankModule
 from ..train.sharded_state import ParameterShard, Piece
+from .step_loss import ACCUMULATE
 
 __all__ = ["OwnOptimizer", "Reached", "divide", "equal_weights", "release_others", "require_plain"]
 
@@ -186,7 +187,7 @@ class OwnOptimizer:
     def _refuse_calls(self) -> None:
         def step(*_: Any, **__: Any) -> None:
             if not self.ignore_calls:
-                raise UsageError("step(batch) has updated the parameters already", where="optimizer.step", hint="leave the call out of the loop")
+                raise UsageError("step(batch) has updated the parameters already", where="optimizer.step", hint=ACCUMULATE)
 
         step._wrapped_by_lr_sched = getattr(self.optimizer.step, "_wrapped_by_lr_sched", False)  # type: ignore[attr-defined]
         self.optimizer.step = step

@@ -7,7 +7,6 @@ from the store that torch.distributed came up with. Messages go over a process g
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +22,11 @@ from ...capture.live_job import LiveJob, live_again
 from ...capture.regions import REGION
 from ...drive.plans import check_plan, read_plan
 from ...errors import PlanMismatch, UsageError
-from ...plan.batch_statistics import batch_sums
 from ...plan.plan import Plan, TrainingLayout
 from ...plan.shapes import plans_of_shapes
 from ...program.calls import inline
 from ..executor.executor import Executor
 from ..executor.transport import TaggedTransport, Transport, own_transport
-from ..gate.causes import batch_statistics
 from ..gate.gate import Stated
 from ..launch.outcome import forward_graph, opaque_function, walk_orders
 from ..launch.setup import orders_from, orders_to
@@ -39,6 +36,7 @@ from ..train.casts import require_casts
 from ..train.count_exchange import count_exchange
 from ..train.masters import Masters
 from ..train.rank_builder import RankBuilder
+from .as_traced import AsTraced
 from .batches import OwnBatches
 from .compared import compare_step
 from .evaluation import OwnEvaluation
@@ -47,6 +45,7 @@ from .owned import OwnOptimizer, Reached, equal_weights, release_others, require
 from .recipe import own_groups, own_update
 from .shapes import Pad, Shapes, StepShape
 from .step import ParallelStep
+from .whole_batch import tell_of_whole_batch
 
 __all__ = ["parallelize"]
 
@@ -71,6 +70,7 @@ def parallelize(
     require_plain(model, optimizer, layout)
     plans = plans_of_shapes(plan)
     lives = [live_again(model, p.job, loss, batch) for p in plans]
+    as_traced = AsTraced(model, lives[0].loss)
     require_casts(layout, lives[0].job.asked, device.type, "model")
     own_groups(lives[0].job, model, optimizer)
     group = dist.new_group(backend="gloo") if world else None
@@ -88,12 +88,14 @@ def parallelize(
     first_rank.gives("checked", checked)
     report = msgspec.json.decode(first_rank.gives("compared", compared)) if compare and batch is not None else None
     traced = [_traced(p, live, first_rank, number, device) for number, (p, live) in enumerate(zip(plans, lives, strict=True))]
-    if not stated.batch_statistics:
-        _tell_of_statistics(traced[0], rank)
+    if not stated.batch_statistics and rank == 0 and (report is None or report["why_not"]):
+        tell_of_whole_batch(traced[0].graph, lives[0], layout)
     if world:
         equal_weights(model, group)
     watched = any(n.target in (OPAQUE, REGION) for n in traced[0].graph.nodes)
-    bare = None if watched else copied(model, torch.device("meta"))
+    # tensors that are no buffers are part of what is computed: a copy without memory lacks them
+    plain = any(isinstance(x, torch.Tensor) for m in model.modules() for x in vars(m).values())
+    bare = None if watched or plain else copied(model, torch.device("meta"))
     for one in traced:
         if bare is None:
             one.evaluation.trace()
@@ -115,7 +117,10 @@ def parallelize(
         )  # fmt: skip
     takes = Shapes(shapes, pad, group)
     release_others(model, module, layout)
-    return ParallelStep(plan=plan, rank=rank, model=model, optimizer=own, update=update, module=module, shapes=takes, group=group, compared=report)
+    return ParallelStep(
+        plan=plan, rank=rank, model=model, optimizer=own, update=update, module=module, shapes=takes, group=group, as_traced=as_traced,
+        compared=report,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -190,16 +195,6 @@ def _traced(plan: Plan, live: LiveJob, first_rank: FirstRank, number: int, devic
     )  # fmt: skip
     evaluation = OwnEvaluation(plan, live, first_rank.rank, graph, device, first_rank, f"evaluation/{number}")
     return _Traced(plan, graph, orders, built, evaluation)
-
-
-def _tell_of_statistics(traced: _Traced, rank: int) -> None:
-    """Warns where the step is not that of the whole batch, as it is not under DDP."""
-    norms, layout = batch_statistics(traced.graph), traced.builder.layout
-    if norms and rank == 0 and layout.all_microbatches > 1 and not batch_sums(layout):
-        warnings.warn(
-            f"module {traced.graph.modules.get(norms[0].name, '')!r} normalises by each micro-batch of {layout.microbatch_size} samples by itself; "
-            'plan with recipe=Recipe(batch_statistics="global") for those of the whole batch', stacklevel=4,
-        )  # fmt: skip
 
 
 def _holders(layout: TrainingLayout, rank: int) -> Any:

@@ -16,11 +16,13 @@ from ..executor.held_groups import holds_group
 from ..train.segments import RankModule
 from ..train.update import Update
 from ..train.work import TrainingWork
+from .as_traced import AsTraced
 from .batches import OwnBatches
 from .owned import OwnOptimizer
 from .recipe import require_own_rates, require_plain_surroundings
 from .shapes import Shapes, StepShape, mean_of_ranks
 from .state import average_state, load_model, load_optimizer, model_state, optimizer_state
+from .step_loss import StepLoss
 
 __all__ = ["ParallelStep"]
 
@@ -41,6 +43,7 @@ class ParallelStep:
     module: RankModule
     shapes: Shapes
     group: Any
+    as_traced: AsTraced
     steps: int = 0
     compared: dict[str, Any] | None = None
     _failed: str = ""
@@ -54,17 +57,19 @@ class ParallelStep:
         self._gradients = [(x, x.grad) for x in tensors if x.grad is not None]
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """The mean loss of the global batch before the update, the same on every rank: a float64 scalar on the processor, without a graph.
+        """The mean loss of the global batch before the update, the same on every rank: a float64 scalar on the processor, without a graph
+        (its `backward` is refused by name: a loop that accumulates gradients gives the samples of an update together).
 
         batch: of the form that was planned; the global batch, or the part of this rank's data replica: samples in the order of the replicas. Ranks of
         one replica (stages, tensor-parallel ranks) are given the same.
-        Raises: UsageError for a batch of another form, shape or number of samples, and for a loop that does what the plan does (autocast, a scheduler
-        beside the plan's), before anything has happened; RankFailed for what fails within the step, on this rank or another (the step cannot go on
-        then: start again from a saved state).
+        Raises: UsageError for a batch of another form, shape or number of samples, for a loop that does what the plan does (autocast, a scheduler
+        beside the plan's), and for a module or loss that has changed since it was traced (`AsTraced`), before anything has happened; RankFailed for
+        what fails within the step, on this rank or another (the step cannot go on then: start again from a saved state).
         """
         self._require_alive()
         require_plain_surroundings(self.executor.memory.device)
         require_own_rates(self.update)
+        self.as_traced.require()
         shape = self._running = self.shapes.take(batch)
         self.optimizer.begin()
         for tensor, gradient in self._gradients:
@@ -79,7 +84,7 @@ class ParallelStep:
             raise self._failure(error) from error
         self.steps += 1
         shape.batches.forget()
-        return found
+        return found.as_subclass(StepLoss)
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The mean loss of a batch in evaluation mode, as of the owner's module after `eval()`: forward passes alone, on the weights as they are. The
@@ -90,6 +95,7 @@ class ParallelStep:
         self._require_alive()
         if torch.is_autocast_enabled(self.executor.memory.device.type):
             require_plain_surroundings(self.executor.memory.device)
+        self.as_traced.require(training=False)
         shape = self._running = self.shapes.take(batch)
         shape.evaluation.ready(shape.module, shape.batches, shape.executor.transport)
         try:

@@ -60,8 +60,9 @@ class PlaceReport(msgspec.Struct, kw_only=True):
 
 
 def times_of(folder: Path, rank: int, runs: int, tasks: int, *, create: bool = False) -> NDArray[np.float64]:
-    """[runs, tasks, 2]: seconds of the monotonic clock at which a task of this rank began and ended, 0: not yet; a mapped file."""
-    return np.memmap(folder / f"times-{rank:03d}", np.float64, "w+" if create else "r", shape=(runs, tasks, 2))
+    """[runs, tasks, 3]: seconds of the monotonic clock at which a task of this rank began and ended, 0: not yet, and of its process's processor time;
+    a mapped file."""
+    return np.memmap(folder / f"times-{rank:03d}", np.float64, "w+" if create else "r", shape=(runs, tasks, 3))
 
 
 class _Tasks:
@@ -90,8 +91,10 @@ class _Tasks:
         run = self._work(task, f"{task}|{ops.name[op]}", inputs, outputs)
 
         def timed() -> None:
+            before_s = time.process_time()
             self.times[self.run, number, 0] = time.monotonic()
             run()
+            self.times[self.run, number, 2] = time.process_time() - before_s
             self.times[self.run, number, 1] = time.monotonic()
 
         return timed

@@ -9,20 +9,22 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ...decide.place.remaining import AT, remaining
 from ...decide.place.search import Search
 from ...drive.place import devices_of, plan_placement, tasks_of
-from ...drive.plans import check_plan, fabric_of, simulate_plan, write_plan
+from ...drive.plans import check_plan, cost_of, fabric_of, simulate_plan, write_plan
 from ...errors import MeshwrightError, RankDied, RankFailed, UsageError
 from ...fabric.edit import without
 from ...fabric.fabric import Fabric
+from ...graph.tasks import TaskGraph
 from ...plan.plan import Plan
 from ...program.program import Kind
 from ...timeline import Spans, Timeline
@@ -30,19 +32,21 @@ from ..executor.lanes import fuse_lanes
 from ..ranks.launcher import LocalRanks, scratch_folder
 from .rank import PLAN, PlaceReport, PlaceRequest, place_rank, times_of
 
-__all__ = ["PlacementRun", "Round", "run_placement"]
+__all__ = ["PlacementRun", "Round", "measured_work", "run_placement"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """What ran between two losses. `measured`: spans of tasks, from the moment at which all devices were there, of the run of median time or of the
-    one that ended early; `runs_s`: of every whole run. `lost`: the device that then died."""
+    one that ended early; `runs_s`: of every whole run. `took_s`: of every task that ended, what its device needs for it: its processor time over the
+    device's share of a core, or its time where the device has no share; median of the runs. `lost`: the device that then died."""
 
     plan: Plan
     simulated: Timeline
     measured: Timeline
     runs_s: tuple[float, ...]
     finished: tuple[str, ...]
+    took_s: Mapping[str, float] = field(default_factory=dict)
     lost: str = ""
 
 
@@ -131,8 +135,9 @@ def _round(
     (folder / "request.json").write_bytes(msgspec.json.encode(request))
     lost = _ran(plan, folder, lab, timeout_s)
     gone = "" if lost is None else plan.placement[int(lost.data["rank"])]
-    measured, runs_s, finished = _measured(plan, folder, fabric, runs, whole=lost is None)
-    return Round(plan=plan, simulated=simulated, measured=measured, runs_s=runs_s, finished=finished, lost=gone), lost
+    times, measured, runs_s = _measured(plan, folder, fabric, runs, whole=lost is None)
+    took_s = _took_s(times, measured.spans, shares)
+    return Round(plan=plan, simulated=simulated, measured=measured, runs_s=runs_s, finished=tuple(took_s), took_s=took_s, lost=gone), lost
 
 
 def _absolute(work: str) -> str:
@@ -172,13 +177,16 @@ def _raised(error: MeshwrightError) -> MeshwrightError:
     raise error
 
 
-def _measured(plan: Plan, folder: Path, fabric: Fabric, runs: int, *, whole: bool) -> tuple[Timeline, tuple[float, ...], tuple[str, ...]]:
-    """(spans of one run, seconds of whole runs, names of the tasks that ended in it): where all ended well the run of median time, else the last."""
+def _measured(
+    plan: Plan, folder: Path, fabric: Fabric, runs: int, *, whole: bool
+) -> tuple[NDArray[np.float64], Timeline, tuple[float, ...]]:
+    """([runs, tasks that ended in one run, 3] as ranks wrote it, spans of that run, seconds of whole runs): where all ended well the run of median
+    time, else the last."""
     p, graph = plan.main, tasks_of(plan)
     steps = np.flatnonzero(p.steps.kind == int(Kind.COMPUTE))
     lanes = p.lane_of_step()[steps]
     ranks, names = p.lanes.actor[lanes], [p.ops.graph[int(p.steps.op[s])] for s in steps.tolist()]
-    times = np.zeros((runs, len(steps), 2))
+    times = np.zeros((runs, len(steps), 3))
     for n, (rank, name) in enumerate(zip(ranks.tolist(), names, strict=True)):
         if (folder / f"times-{rank:03d}").exists():
             times[:, n] = times_of(folder, rank, runs, len(graph.tasks))[:, graph.number_of[name]]
@@ -187,11 +195,34 @@ def _measured(plan: Plan, folder: Path, fabric: Fabric, runs: int, *, whole: boo
     runs_s = times[..., 1].max(1) - began if whole else np.zeros(0)
     run = int(np.argsort(runs_s)[len(runs_s) // 2]) if whole else int(np.flatnonzero(times.any((1, 2)))[-1]) if times.any() else 0
     ended = times[run, :, 1] > 0
-    start_s, end_s = (times[run, ended].T - began[run]) if ended.any() else np.zeros((2, 0))
+    start_s, end_s = (times[run, ended, :2].T - began[run]) if ended.any() else np.zeros((2, 0))
     ran = [name for name, there in zip(names, ended.tolist(), strict=True) if there]
     spans = Spans(
         rank=ranks[ended].astype(np.int32), lane=lanes[ended].astype(np.int32), step=steps[ended].astype(np.int32),
         iteration=np.zeros(len(ran), np.int32), start_s=start_s, end_s=end_s, name=ran,
     )  # fmt: skip
     timeline = Timeline(origin="measured", run_fabric=fabric.name, spans=spans, makespan_s=float(end_s.max(initial=0.0)))
-    return timeline, tuple(runs_s.tolist()), tuple(ran)
+    return times[:, ended], timeline, tuple(runs_s.tolist())
+
+
+def _took_s(times: NDArray[np.float64], spans: Spans, shares: list[float]) -> dict[str, float]:
+    found = {}
+    for n, name in enumerate(spans.name):
+        begin_s, end_s, cpu_s = times[times[:, n, 1] > 0, n].T
+        share = shares[int(spans.rank[n])]
+        found[name] = float(np.median(cpu_s / share if 0 < share < 1 else end_s - begin_s))
+    return found
+
+
+def measured_work(found: PlacementRun) -> TaskGraph:
+    """The tasks that were planned, with the work that each took on its device in the first round: a plan of these has costs that were measured where
+    tasks run, beside the others. What did not end there, and what has no work, is as planned."""
+    first = found.rounds[0]
+    graph, table, ops = tasks_of(first.plan), cost_of(first.plan).table, first.plan.main.ops
+    planned_s = {ops.graph[op]: table[key].time_s for op in range(len(ops)) if (key := f"{ops.graph[op]}|{ops.name[op]}") in table}
+    tasks = []
+    for task in graph.tasks:
+        before_s = planned_s.get(task.name, 0.0)
+        more = first.took_s[task.name] / before_s if task.name in first.took_s and before_s > 0 else 1.0
+        tasks.append(msgspec.structs.replace(task, work=task.work * more))
+    return msgspec.structs.replace(graph, tasks=tuple(tasks))

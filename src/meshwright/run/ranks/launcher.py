@@ -41,6 +41,7 @@ __all__ = ["LocalRanks", "listen", "scratch_folder"]
 T = TypeVar("T")
 POLL_S = 0.02  # between looks at the ranks: a failure is seen that late
 REPORT_GRACE_S = 0.3  # for reports after the first: survivors of a death report within 0.05 s
+MAX_END_S = 20.0  # of killed ranks: a machine with eight runnable threads a core took more than 2
 MAX_START_S = 300.0  # until all ranks have loaded, and again until all are calibrated: imports, tracing, timing
 
 
@@ -274,7 +275,7 @@ class LocalRanks:
         self.worker.wait()
         if self.worker.stdout is not None:
             self.worker.stdout.close()
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + MAX_END_S
         while any(_alive(pid) for pid in self.pids) and time.monotonic() < deadline:
             time.sleep(0.005)  # killed ranks are reaped by init, not by us
 

@@ -3,7 +3,7 @@
 Tracing a model costs seconds of CPU time in every process. So one process traces (`capture.trace_forward`), and the ranks read this.
 Names are those of `meshwright.graph`: a node's result by the node's name, a parameter or buffer by `param:<fqn>` / `buffer:<fqn>`, an example
 input by `input:<i>`, a small constant tensor by `constant:<name>`. Arguments are JSON; what JSON lacks is a one-key object: `{"value": name}`
-for a tensor, `{"dtype": ...}`, `{"device": ...}`, `{"layout": ...}`, `{"memory_format": ...}`, `{"float": "inf"}`.
+for a tensor, `{"dtype": ...}`, `{"device": ...}`, `{"layout": ...}`, `{"memory_format": ...}`, `{"float": "inf"}`, `{"complex": [0.0, 1.0]}`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,15 @@ class ForwardNode(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Constant(msgspec.Struct, frozen=True, array_like=True):
+    """`data`: its elements as JSON has them, in the forms of arguments."""
+
     shape: tuple[int, ...]
     dtype: str
     data: list[Any]
+
+    def tensor(self, device: torch.device | None = None) -> torch.Tensor:
+        values = [_number(x) if isinstance(x, dict) else x for x in self.data]
+        return torch.tensor(values, dtype=getattr(torch, self.dtype), device=device).reshape(self.shape)
 
 
 class ForwardGraph(msgspec.Struct, frozen=True, dict=True):
@@ -159,7 +165,7 @@ def _constant(name: str, value: torch.Tensor) -> Constant:
     if value.numel() > MAX_CONSTANT_NUMEL or not _has_data(value):
         raise Unsupported(f"the model holds a constant tensor {name!r} that is not a registered buffer", hint="use register_buffer for it")
     plain = value.detach().cpu()
-    return Constant(tuple(plain.shape), _dtype_name(plain.dtype), plain.flatten().tolist())
+    return Constant(tuple(plain.shape), _dtype_name(plain.dtype), [_encode(x, {}, name) for x in plain.flatten().tolist()])
 
 
 def _has_data(value: torch.Tensor) -> bool:
@@ -187,6 +193,8 @@ def _encode(value: Any, names: Mapping[Any, str], where: str) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, complex):
+        return {"complex": [_encode(value.real, names, where), _encode(value.imag, names, where)]}
     if isinstance(value, (tuple, list)):
         return [_encode(v, names, where) for v in value]
     if isinstance(value, torch.dtype):
@@ -211,12 +219,20 @@ def decode_argument(value: Any, tensor: Callable[[str], Any], device: torch.devi
         return tensor(what)
     if kind == "device":
         return device
-    if kind == "float":
-        return float(what)
+    if kind in ("float", "complex"):
+        return _number(value)
     found = getattr(torch, str(what), None)
     if kind not in ("dtype", "layout", "memory_format") or not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
         raise FormatError(f"unknown argument {value!r}", where="forward graph")
     return found
+
+
+def _number(value: Mapping[str, Any]) -> float | complex:
+    """A number that JSON has no form for."""
+    if "float" in value:
+        return float(value["float"])
+    real, imaginary = (_number(x) if isinstance(x, dict) else x for x in value["complex"])
+    return complex(real, imaginary)
 
 
 def _values_in(value: Any) -> Iterator[str]:

@@ -18,6 +18,7 @@ from ...capture.regions import REGION, run_region
 from ...errors import Unsupported
 from ...plan.context import layout_exchanges
 from ...plan.experts import COUNTS, SLOTS
+from ...plan.forward_again import run_again
 from ...plan.plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ...plan.shards import expert_shards, local_value, sequence_values
 from ...plan.vocabulary import base_node
@@ -65,6 +66,7 @@ class SegmentBuilder:
         self.clock, self.groups, self.precision, self.terms = clock, groups, precision, terms
         self.divisors: dict[str, torch.Tensor] = {}  # of the terms that its segments divide by counts
         self.awaited = Awaited()  # until these are known
+        self.run_again = run_again(layout)
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
         self.tensor_index = tensor_index
         self.places = random_places(graph if positions is None else positions.traced)
@@ -83,7 +85,7 @@ class SegmentBuilder:
         self.exchanged = {x.target: self.value[x.target] for x in layout_exchanges(layout)}  # no call makes them
         self.shapes |= {name: v.shape for name, v in self.exchanged.items()}
         self.differentiable = {v.name: v.differentiable for v in layout.values}
-        self.constants = {n: torch.tensor(c.data, dtype=getattr(torch, c.dtype), device=device).reshape(c.shape) for n, c in graph.constants.items()}
+        self.constants = {n: c.tensor(device) for n, c in graph.constants.items()}
 
     def segment(self, segment: Segment) -> SegmentModule:
         nodes: Sequence[ForwardNode] = [self.graph.by_name[n] for n in segment.nodes]
@@ -189,7 +191,7 @@ class SegmentBuilder:
                 known[node.name] = graph.call_function(torch.ops.aten.div.Tensor, (known[node.name], divisor))
             modules.after(node, known[node.name])
             if self.clock is not None and node.target in (COUNTS, SLOTS):
-                self.counted(graph, node, target, args, known)
+                self.counted(segment.key, graph, node, target, args, known)
         modules.end()
         graph.output(tuple(known[w] for w in segment.writes))
         module = fx.GraphModule(torch.nn.Module(), graph)
@@ -203,7 +205,9 @@ class SegmentBuilder:
 
         return cast
 
-    def counted(self, graph: fx.Graph, node: ForwardNode, target: Callable[..., Any], args: Sequence[Any], known: Mapping[str, fx.Node]) -> None:
+    def counted(
+        self, segment: str, graph: fx.Graph, node: ForwardNode, target: Callable[..., Any], args: Sequence[Any], known: Mapping[str, fx.Node]
+    ) -> None:
         """Tells the clock how many tokens chose every expert of a layer: of those that other ranks have too, and of copies as of their experts."""
         if node.target == COUNTS and self.graph.by_name.get(node.inputs[0], node).target == SLOTS:
             return
@@ -213,7 +217,13 @@ class SegmentBuilder:
         else:
             whole = known[node.name] if len(args) < 4 else graph.call_function(target, args[:3])
         assert self.clock is not None
-        graph.call_function(self.clock.counted(self.graph.modules.get(base_node(node.name), node.name)), (whole, index))
+        count = self.clock.counted(self.graph.modules.get(base_node(node.name), node.name))
+
+        def first(rows: torch.Tensor, choices: torch.Tensor) -> None:  # a second forward pass, under autograd, has the same rows
+            if not torch.is_grad_enabled():
+                count(rows, choices)
+
+        graph.call_function(first if segment in self.run_again else count, (whole, index))
 
     def drawing(self, node: ForwardNode, target: Callable[..., Any], state: Any, member: Member, replays: Replays) -> Callable[..., Any]:
         """The call with the serial run's bits for this rank's part of what it draws for."""

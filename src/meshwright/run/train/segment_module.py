@@ -105,6 +105,11 @@ class SegmentModule:
     _left: dict[int, WeightWork] = field(default_factory=dict)
     _replayed: dict[int, ReplayedForward] = field(default_factory=dict)  # whose results `backward_weight` may ask for
 
+    def forward_only(self, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the calls and keep nothing: a second `forward` comes before backward."""
+        with torch.no_grad():
+            return list(self.function(*reads, *inputs, *self.constants))
+
     def forward(
         self, microbatch: int, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int] = ()
     ) -> list[torch.Tensor]:

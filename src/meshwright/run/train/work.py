@@ -1,4 +1,4 @@
-"""What the compute steps of a training program do on one rank: `F` and `B` (or `I` and `W`) of segments, `encode`, `advance`, `decode`,
+"""What the compute steps of a training program do on one rank: `F`, `R` and `B` (or `I` and `W`) of segments, `encode`, `advance`, `decode`,
 `optimizer`."""
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ...errors import Unsupported
+from ...errors import RunError, Unsupported
+from ...plan.context import filled_rows
+from ...plan.forward_again import AGAIN, remade_values
 from ...plan.plan import TrainingLayout
 from ...program.program import Program
 from ..executor.memory import RankMemory
@@ -131,7 +133,7 @@ class TrainingWork:
         if name in STEPS:
             return self.compressed.compile(name, ops.graph[op], memory)
         segment = self.module.segments.get(ops.graph[op])
-        actions = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights}
+        actions = {"F": self._forward, "R": self._forward_again, "B": self._backward, "I": self._backward, "W": self._weights}
         if segment is None or name not in actions:
             raise Unsupported(
                 f"rank {self.rank} cannot execute {name!r} of {ops.graph[op]!r}",
@@ -176,6 +178,15 @@ class TrainingWork:
         return act
 
     @cached_property
+    def _remade(self) -> Mapping[str, frozenset[str]]:
+        return remade_values(self.layout)
+
+    @cached_property
+    def _numbers(self) -> frozenset[str]:
+        """Values that say how many of experts' rows are filled."""
+        return frozenset(filled_rows(self.layout).values())
+
+    @cached_property
     def _own_storages(self) -> frozenset[int]:
         """Where the module's buffers lie."""
         return frozenset(b.untyped_storage().data_ptr() for b in self.module.buffers.values() if b.numel())
@@ -193,16 +204,26 @@ class TrainingWork:
         weights = [t for _, t, _ in self.module.updated()]
         return optimizer_update(partial(self.optimizer.clipped_step, weights, norm), self.module)
 
-    def _forward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
+    def _forward_again(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
+        return self._forward(segment, microbatch, memory, second=True)
+
+    def _forward(self, segment: SegmentModule, microbatch: int, memory: RankMemory, *, second: bool = False) -> Callable[[], None]:
+        """`second`: of a segment that runs forward again before backward, and keeps what backward needs then only."""
         read, batches, losses, put, loss_name = memory.read, self._batches, self.losses, memory.put, self.module.loss
+        remade = self._remade.get(segment.key, frozenset()) if second else frozenset()
+        part, whole, summed = AGAIN.values() if second else AGAIN
         reads = [
-            self._buffer(memory, f"actall:{v}:{segment.key}:{microbatch}" if v in segment.gathers else f"act:{v}:{microbatch}")
+            self._buffer(
+                memory,
+                f"{whole}:{v}:{segment.key}:{microbatch}" if v in segment.gathers else f"{part if v in remade else 'act'}:{v}:{microbatch}",
+            )
             for v in segment.reads
-        ]
-        sums = [memory.by_name.get(f"actsum:{v}:{microbatch}", -1) for v in segment.writes]
-        writes = [(v, b if b >= 0 else memory.by_name.get(f"act:{v}:{microbatch}", -1)) for v, b in zip(segment.writes, sums, strict=True)]
+        ]  # fmt: skip
+        sums = [memory.by_name.get(f"{summed}:{v}:{microbatch}", -1) for v in segment.writes]
+        writes = [(v, b if b >= 0 else memory.by_name.get(f"{part}:{v}:{microbatch}", -1)) for v, b in zip(segment.writes, sums, strict=True)]
+        kept = {v: self._buffer(memory, f"act:{v}:{microbatch}") for v, b in writes if second and v in self._numbers}
         again = frozenset(i for i, v in enumerate(segment.reads) if f"actagain:{v}:{segment.key}:{microbatch}" in memory.by_name)
-        missing = [v for v, b in writes if b < 0 and v != loss_name]
+        missing = [v for v, b in writes if b < 0 and v != loss_name and (not second or v in remade)]
         if missing:
             raise Unsupported(f"the program has no buffer for {missing[0]!r}, which segment {segment.key!r} writes")
         replica, tensor = self.layout.coordinates(self.rank)[1:]
@@ -212,9 +233,9 @@ class TrainingWork:
             place_of = (replica, microbatch)
         place = (*place_of, segment.key, *((tensor,) if segment.split else ()))
         lay, draws = self.layout, self.module.draws
-        sample, weights = lay.first_sample(replica, microbatch), self._shares
+        sample, weights, values = lay.first_sample(replica, microbatch), self._shares, memory.values
         once = self.module.once.get(segment.key, ())
-        own = self._own_storages
+        own, keeps = self._own_storages, second or segment.key not in self._remade
 
         def forward() -> None:
             for name in once:
@@ -223,8 +244,12 @@ class TrainingWork:
             if segment.random:
                 torch.manual_seed(random_seed(self.seed, self.step, *place))
             batch = batches.get(microbatch, {})
-            outputs = segment.forward(microbatch, [read(b) for b in reads], [batch[i] for i in segment.inputs], again)
+            given = [read(b) for b in reads], [batch[i] for i in segment.inputs]
+            outputs = segment.forward(microbatch, *given, again) if keeps else segment.forward_only(*given)
             for (value, buffer), output in zip(writes, outputs, strict=True):
+                if value in kept and not torch.equal(output, values[kept[value]]):
+                    text = f"segment {segment.key!r} sent other numbers of rows to experts when it ran forward again before its backward"
+                    raise RunError(text, where=f"rank {self.rank}, step {self.step}", hint="choose deterministic kernels")
                 if value == loss_name:
                     losses[microbatch] = output if microbatch not in weights else output * (weights[microbatch] * lay.all_microbatches)
                 if buffer >= 0:  # what lies in a buffer of the module is copied: the next micro-batch changes it, perhaps before it is sent

@@ -28,6 +28,7 @@ TEXTS = (
     b"", b"../../etc/passwd", b"\x00", b"\xff\xfe", b"<!DOCTYPE x>", b"&amp;", b"&x;", b"%s%n", b"a" * 70_000, b"\xe2\x80\xae", b"null", b"true",
     b"//",
 )  # fmt: skip
+RUNS = (b" ", b'\\"', b"[", b"(", b"a", b"1", b"a=", b",", b"-", b'{"name":"', b"\n", b"a.", b"/", b"\t", b"0-9,", b"} ", b"<a>", b"#")
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 0.5, 1e308, "", "x", "0", "a" * 5000, [], {}, [[]], [None], {"": 0}, [0] * 3000,
 )  # fmt: skip
@@ -64,6 +65,12 @@ def _piece_again(data: bytes, rng: Rng) -> bytes:
 def _piece_elsewhere(data: bytes, rng: Rng) -> bytes:
     first, to = _at(rng, len(data) + 1), _at(rng, len(data) + 1)
     return data[:to] + data[first : first + int(rng.geometric(0.02))] + data[to:]
+
+
+def _run(data: bytes, rng: Rng) -> bytes:
+    """One token very many times: what looks again at the same text for each of them takes hours."""
+    at, token = _at(rng, len(data) + 1), RUNS[_at(rng, len(RUNS))]
+    return data[:at] + token * (300_000 // len(token)) + data[at:]
 
 
 def _head(data: bytes, rng: Rng) -> bytes:
@@ -185,5 +192,5 @@ DAMAGE: Mapping[str, Operator] = {
     "other bytes": _flip, "cut": _cut, "a piece less": _piece_out, "a piece again": _piece_again, "a piece elsewhere": _piece_elsewhere,
     "another head": _head, "packed": _packed, "another number": _replaced(NUMBER, _number), "another word": _replaced(WORD, _word),
     "another text": _replaced(QUOTED, _text), "another document": _json, "nested": _nested, "other lines": _line, "other tags": _tag,
-    "other attributes": _attribute,
+    "other attributes": _attribute, "a long run": _run,
 }  # fmt: skip

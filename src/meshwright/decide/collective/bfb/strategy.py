@@ -12,6 +12,8 @@ rank's ports.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -19,13 +21,14 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from ....bound import Bound
 from ....cite import Cite
 from ....errors import Disconnected, Unsupported, UsageError
 from ....fabric.fabric import Fabric
 from ..bounds.collective import collective_bound
 from ..classic.rounds import Area, Move, plan_rounds, reverse
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Use, require_operation
-from .loads import Ports, breadth_first, distances, divide
+from .loads import Division, Ports, breadth_first, distances, divide
 
 __all__ = ["BFB", "CITE", "DEVIATIONS", "Steps", "ways"]
 
@@ -38,6 +41,7 @@ DEVIATIONS = ("exact divisions by cuts", "unlike rates", "no barrier between ste
 # Receives of a way that are posted before their messages are due. A receiver's answer that there is a place lies behind all data that goes the other
 # way over the same connection: with two, the third message of a way came a whole step late (K(4,4), 4 MiB: 490 ms, 395 with all posted at once).
 AHEAD = 8
+WORTH_SAYING = 1.01  # times the bound: from there on a plan says why it must stay above
 MAX_PIECES = 12  # that are tried: 12 divides into halves, thirds and quarters, which is what ports of up to four links ask for
 
 
@@ -64,17 +68,8 @@ class Steps:
                 hint="name the devices between them too, or use --strategy forestcoll",
             )  # fmt: skip
         arrivals = [breadth_first(senders, hops, u) for u in range(len(senders))]
-        known: dict[Any, Any] = {}  # ranks alike are divided alike
-
-        def division(u: int, classes: dict[int, list[int]]) -> Any:
-            rates = tuple(rate for _, rate in sorted(senders[u].items()))
-            counts = {mask: len(shards) for mask, shards in classes.items()}
-            key = rates, tuple(sorted(counts.items()))
-            if key not in known:
-                known[key] = divide(counts, dict(enumerate(rates)))
-            return known[key]
-
-        found = [[division(u, classes) for classes in steps] for u, steps in enumerate(arrivals)]
+        division = _divisions(senders)
+        found = [[division(u, {mask: len(shards) for mask, shards in classes.items()}) for classes in steps] for u, steps in enumerate(arrivals)]
         tight = []
         for t in range(max(map(len, found))):
             u = max((u for u in range(len(found)) if t < len(found[u])), key=lambda u: (found[u][t].time, -u))
@@ -93,6 +88,16 @@ class Steps:
         rates = set(self.senders[u].values())
         rate = min(rates)
         return Fraction(ceil(time * rate * pieces), pieces * rate) if pieces and len(rates) == 1 else time
+
+    def least(self) -> tuple[int, Division]:
+        """The rank whose ports have the most to bring in all steps together: along shortest ways nothing is done sooner, with barriers or without."""
+        division, whole = _divisions(self.senders), []
+        for u, steps in enumerate(self.arrivals):
+            counts = Counter[int]()
+            for classes in steps:
+                counts.update({mask: len(shards) for mask, shards in classes.items()})
+            whole.append(division(u, counts))
+        return max(enumerate(whole), key=lambda at: (at[1].time, -at[0]))
 
     def rounds(self, pieces: int) -> list[list[Move]]:
         """The messages: each way has a stream of its own, so that ports work at once."""
@@ -165,10 +170,36 @@ class BFB(CollectiveStrategy):
             "bandwidth_factor": float(sum(part.time(pieces) for part in parts) * rate / n),
             "bandwidth_factor_least": str(sum(part.time() for part in parts) * rate / n),
         }  # fmt: skip
+        if problem.op != "all-reduce":
+            notes |= _gap(problem, parts[0], bound)
         chosen = replace(self, pieces=pieces)
         return plan_rounds(problem, chosen, rounds, areas, order=tuple(range(n)), pack=self.pack, name=self.name, bound=bound, notes=notes,
             ahead=AHEAD,
         )  # fmt: skip
+
+
+def _divisions(senders: list[Ports]) -> Callable[[int, Mapping[int, int]], Division]:
+    """`divide` for ranks and their counts of shards by class; ranks alike are divided alike."""
+    known: dict[Any, Division] = {}
+
+    def division(u: int, counts: Mapping[int, int]) -> Division:
+        rates = tuple(rate for _, rate in sorted(senders[u].items()))
+        key = rates, tuple(sorted(counts.items()))
+        if key not in known:
+            known[key] = divide(counts, dict(enumerate(rates)))
+        return known[key]
+
+    return division
+
+
+def _gap(problem: CollectiveProblem, part: Steps, bound: Bound) -> dict[str, Any]:
+    """Why a plan along shortest ways stays above the bound, where it must: ports of one rank that alone can carry so many shards."""
+    u, found = part.least()
+    least_s = float(found.time * problem.size_bytes / len(problem.ranks))
+    if least_s <= WORTH_SAYING * float(bound):
+        return {}
+    ports = [problem.ranks[w] for k, w in enumerate(sorted(part.senders[u])) if k in found.ports]
+    return {"shortest_ways": {"least_s": least_s, "rank": problem.ranks[u], "shards": found.shards, "ports": ports}}
 
 
 def _pieces(parts: list[Steps]) -> int:

@@ -53,11 +53,15 @@ def bandwidth_bound(problem: CollectiveProblem) -> Bound:
     permute on fabrics small enough for `flow`.
     Raises: Disconnected; Unsupported when rates need more than 63 bits.
     """
-    key = ("bandwidth bound", problem.op, problem.ranks, problem.root, problem.size_bytes, problem.shard_bytes, problem.peers)
-    return remember(problem.fabric, key, lambda: max(bandwidth_bounds(problem), key=lambda b: b.exact, default=None) or latency_bound(problem))
+    return max(bandwidth_bounds(problem), key=lambda b: b.exact, default=None) or latency_bound(problem)
 
 
 def bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
+    key = ("bandwidth bounds", problem.op, problem.ranks, problem.root, problem.size_bytes, problem.shard_bytes, problem.peers)
+    return remember(problem.fabric, key, lambda: _bounds(problem))
+
+
+def _bounds(problem: CollectiveProblem) -> list[Bound]:
     fabric, among = problem.fabric, problem.ranks
     graph = whole_graph(fabric, among)
     require_connected(problem, graph)
@@ -112,9 +116,10 @@ def crossing_bytes(problem: CollectiveProblem, inside: Sequence[bool]) -> Fracti
     n, size = len(problem.ranks), Fraction(problem.size_bytes)
     ranks_inside = sum(map(bool, inside[:n]))
     if problem.op in ("all-gather", "gather", "reduce-scatter", "scatter"):
-        shards = [size / n] * n if problem.shard_bytes is None else [Fraction(x) for x in problem.shard_bytes]
         side = problem.op in ("all-gather", "gather")
-        return sum((shard for shard, here in zip(shards, inside, strict=False) if bool(here) == side), Fraction(0))
+        if problem.shard_bytes is None:
+            return size / n * (ranks_inside if side else n - ranks_inside)
+        return Fraction(sum(shard for shard, here in zip(problem.shard_bytes, inside, strict=False) if bool(here) == side))
     if problem.op == "all-to-all":
         return size / n * ranks_inside * (n - ranks_inside)
     if problem.op == "permute":

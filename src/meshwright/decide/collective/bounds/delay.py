@@ -26,7 +26,10 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from math import lcm
 
+import numpy as np
+
 from ....bound import Bound, Certificate
+from ....errors import Unsupported
 from ..memo import remember
 from ..problem import ROOTED, CollectiveProblem
 from .bandwidth import bandwidth_bound, crossing_bytes
@@ -55,8 +58,9 @@ def _best(problem: CollectiveProblem) -> Bound | None:
     bandwidth = bandwidth_bound(problem)
     if bandwidth.certificate.kind != "cut":
         return None
-    ways = (_ByDevice if len(problem.ranks) <= MAX_RANKS_ONE_BY_ONE else _ByServer)(problem)
-    if sum(ways.wire) + sum(ways.library) >= MAX_UNITS:
+    try:
+        ways = (_ByDevice if len(problem.ranks) <= MAX_RANKS_ONE_BY_ONE else _ByServer)(problem)
+    except Unsupported:
         return None
     found: Bound | None = None
     for inside in _cuts(problem, frozenset(bandwidth.certificate.data["inside"])):
@@ -99,7 +103,11 @@ class _Ways:
         units = {t: int(f * self.scale) for t, f in stated.items()}
         self.wire, self.library = [units[x.latency_s] for x in self.fabric.links], [units[x.library_latency_s] for x in self.fabric.links]
         self.levels = sorted(set(self.library))
+        if sum(self.wire) + sum(self.library) >= MAX_UNITS:
+            raise Unsupported("latencies have no common unit that 64 bits hold", hint="round them")
         self.ends = [(v, u) if self.turned else (u, v) for u, v in self.fabric.link_ends]
+        ends = np.array(self.ends, np.int64).reshape(-1, 2)
+        self.columns = ends[:, 0], ends[:, 1], np.array(self.wire, np.int64), np.array(self.library, np.int64)
         # Who may receive and send on: devices, and switches that add or copy.
         able = [s.multicast or s.aggregate for s in self.fabric.switches]
         self.hosts = [*range(len(self.fabric.devices)), *(len(self.fabric.devices) + i for i, can in enumerate(able) if can)]
@@ -107,21 +115,20 @@ class _Ways:
 
     def _reach(self, sources: Iterable[int], level: int, forward: bool, within: Sequence[int] = ()) -> dict[int, int]:
         """Wire latency from the nearest source over links whose library adds no more than `level`; `within`: by actor, a part not to be left."""
-        out: list[list[tuple[int, int]]] = [[] for _ in self.fabric.actor_names]
-        for (u, v), wire, library in zip(self.ends, self.wire, self.library, strict=True):
-            if library <= level and (not within or within[u] == within[v]):
-                out[u if forward else v].append((v if forward else u, wire))
-        reach: dict[int, int] = {}
-        heap = [(0, source) for source in sources]
-        while heap:
-            far, u = heapq.heappop(heap)
-            if u in reach:
-                continue
-            reach[u] = far
-            for v, wire in out[u]:
-                if v not in reach:
-                    heapq.heappush(heap, (far + wire, v))
-        return reach
+        src, dst, wire, library = self.columns
+        taken = library <= level
+        if within:
+            part = np.array(within)
+            taken &= part[src] == part[dst]
+        near, far, wire = (src if forward else dst)[taken], (dst if forward else src)[taken], wire[taken]
+        at = np.full(len(self.fabric.actor_names), MAX_UNITS)
+        at[list(sources)] = 0
+        # All links at once, until none brings an actor nearer: paths from the nearest source have few hops.
+        while True:
+            before = at.copy()
+            np.minimum.at(at, far, before[near] + wire)
+            if np.array_equal(before, at):
+                return {u: t for u, t in enumerate(at.tolist()) if t < MAX_UNITS}
 
     def delays(self, beyond: Sequence[int], hosts: Sequence[int]) -> Callable[[int], tuple[Fraction | None, int]]:
         """By link: the mean of the times after which one of `hosts` has served 1, 2, ... all of `beyond`, and the last of them."""

@@ -115,11 +115,16 @@ def _tied(problem: CollectiveProblem, bound: Bound, where: str) -> dict[str, tup
                 crossing[a][0].append(i)
             if b is not None:
                 crossing[b][1].append(i)
+    ranks: dict[str, list[int]] = {place: [] for place in places}
+    for r, name in enumerate(problem.ranks):
+        ranks[owner[name]].append(r)
     found: dict[str, tuple[int, ...]] = {}
-    for place, names in places.items():
+    for place in places:
         for outward, links in zip((True, False), crossing[place], strict=True):
             rate = sum(fabric.links[i].rate_Bps for i in links)
-            inside = [(name in names) == outward for name in problem.ranks]
+            inside = [not outward] * len(problem.ranks)
+            for r in ranks[place]:
+                inside[r] = outward
             if place != where and rate and crossing_bytes(problem, inside) / rate == bound.exact:
                 found.setdefault(place, tuple(links))
     return found

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any, Literal
 
 from ....bound import Bound
@@ -231,8 +232,22 @@ class _Lowering:
             messages = [(m, runs) for m in step if m.src != m.dst and (runs := self.runs(m))]
             for m, runs in messages:
                 self._send(m, runs)
-            for m, runs in messages:
+            for m, runs in self.by_arrival(messages):
                 self._receive(m, runs)
+
+    def by_arrival(self, messages: list[tuple[Move, list[_Run]]]) -> list[tuple[Move, list[_Run]]]:
+        """The messages of a round, first those that are there first when all ways begin together. Adds to one block stand in line: behind one that
+        comes later, an early message would keep its way's next ones waiting."""
+        if not any(m.add for m, _ in messages):
+            return messages
+        sent: dict[tuple[int, int, int], int] = {}
+        timed = []
+        for m, runs in messages:
+            for some in [runs] if self.pack else [[run] for run in runs]:
+                key = m.src, m.dst, m.stream
+                sent[key] = sent.get(key, 0) + sum(run.count for run in some)
+                timed.append((sent[key], m, some))
+        return [(m, some) for _, m, some in sorted(timed, key=itemgetter(0))]
 
     def _do(self, lane: LaneBuilder, actor: int, act: Callable[..., StepRef], reads: list[tuple[str, int]], writes: list[tuple[str, int]]) -> None:
         step = act(after=self.hazards.wait(lane, actor, reads, writes))

@@ -144,24 +144,27 @@ def _has_bridge(edges: NDArray[np.bool_]) -> bool:
 
 def bottleneck_matching(cost: F64, pairs: int) -> float:
     """Smallest threshold at which `pairs` senders can be given receivers of their own, nobody himself."""
-    n = len(cost)
+    others = ~np.eye(len(cost), dtype=bool)
+    return _least(_thresholds(cost), lambda limit: _matched((cost <= limit) & others) >= pairs)
 
-    def enough(limit: float) -> bool:
-        partner = [-1] * n
 
-        def place(i: int, seen: set[int]) -> bool:
-            for j in range(n):
-                if j != i and cost[i, j] <= limit and j not in seen:
-                    seen.add(j)
-                    # Kuhn's augmenting path: whoever holds j is moved on if it can be.
-                    if partner[j] < 0 or place(partner[j], seen):
-                        partner[j] = i
-                        return True
-            return False
-
-        return sum(place(i, set()) for i in range(n)) >= pairs
-
-    return _least(_thresholds(cost), enough)
+def _matched(allowed: NDArray[np.bool_]) -> int:
+    """How many senders can be given receivers of their own: one augmenting path after the other (Kuhn), which may be as long as there are ends."""
+    n = len(allowed)
+    receiver, sender = np.full(n, -1), np.full(n, -1)
+    for first in range(n):
+        free, came, end, todo = np.ones(n, bool), np.full(n, -1), -1, [first]
+        while todo and end < 0:
+            one = todo.pop()
+            fresh = np.flatnonzero(allowed[one] & free)
+            free[fresh], came[fresh] = False, one
+            open_ = fresh[sender[fresh] < 0]
+            end = int(open_[0]) if len(open_) else -1
+            todo += sender[fresh].tolist()
+        while end >= 0:  # whoever holds the way's receivers is moved on by one
+            one = int(came[end])
+            sender[end], receiver[one], end = one, end, int(receiver[one])
+    return int((sender >= 0).sum())
 
 
 def ring_sum_bound(cost: F64) -> float:

@@ -29,7 +29,7 @@ from ..classic.halving_doubling import HalvingDoubling, RecursiveDoubling
 from ..classic.hierarchical import Hierarchical, servers_of
 from ..classic.ring import Ring
 from ..classic.rooted_tree import RootedTree
-from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
 from ..program_time import simulated_time_s
 from .bound import lower_bound, sum_bound
 from .cost import ALGORITHMS, BCUBE_RADIX, FAR_FIRST, CostMatrix, Model, Objective, consecutive, model_of
@@ -191,6 +191,7 @@ class CloudCollectives(CollectiveStrategy):
 
     name: ClassVar[str] = "cloudcollectives"
     cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all")
     searches: ClassVar[bool] = True
 
     algorithm: str | None = None
@@ -207,6 +208,7 @@ class CloudCollectives(CollectiveStrategy):
         Raises: Disconnected, Unsupported (operations no algorithm has, uneven shards), UsageError (options).
         """
         collective_bound(problem)
+        require_operation(problem, self.name, self.operations, uneven=True)  # before the costs of all pairs are found
         n = len(problem.ranks)
         if problem.shard_bytes is not None:
             raise Unsupported("rank orders are sought for equal shards", hint="use --strategy direct")

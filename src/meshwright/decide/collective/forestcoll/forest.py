@@ -6,7 +6,7 @@ physical paths. Every invariant is tested at run time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -32,6 +32,7 @@ __all__ = [
     "spread_load",
 ]  # fmt: skip
 
+Arc = tuple[int, int]
 # Trees per root that count as few: tried before the exact optimum's number is taken, and the most that rotated trees come in.
 MAX_FEW_TREES = 8
 # Share of the optimal throughput from which on a forest is good enough: below it the exact optimum, or another number of trees, is looked for.
@@ -190,11 +191,19 @@ def rounded_capacities(graph: RateGraph, stretch: Fraction) -> dict[tuple[int, i
     return {arc: c for arc, rate in graph.arcs.items() if (c := trees[rate])}
 
 
-def _receives_all(graph: RateGraph, capacities: dict[tuple[int, int], int], demand: Sequence[int], order: np.ndarray) -> bool:
-    arcs = dict(capacities)
+def _receive_all(graph: RateGraph, capacities: Mapping[Arc, int], demand: Sequence[int]) -> Callable[[Mapping[Arc, int]], bool]:
+    """Whether all ranks still receive everything when these arcs have other capacities; an arc that is left out has none."""
     # A source above the roots, wide as what each has to give: all cuts suffice exactly if the maximum flow to every rank is all of it.
-    arcs.update({(graph.nodes, r): d for r, d in enumerate(demand) if d})
-    return FlowNetwork.of(graph.nodes + 1, arcs).sweep(graph.nodes, order, sum(demand)).failed < 0
+    source, order = graph.nodes, np.arange(graph.ranks, dtype=np.int32)
+    network = FlowNetwork.of(graph.nodes + 1, {**capacities, **{(source, r): d for r, d in enumerate(demand) if d}})
+    slots = network.slots([u for u, _ in capacities], [v for _, v in capacities])
+
+    def enough(changed: Mapping[Arc, int]) -> bool:
+        # Asked for every path that is tried: to lay the network out anew takes longer than the flows.
+        network.capacity[slots] = [changed.get(arc, 0) for arc in capacities]
+        return network.sweep(source, order, sum(demand)).failed < 0
+
+    return enough
 
 
 def choose_trees(
@@ -282,13 +291,13 @@ def _without_surplus(
 
     Where switches take in and give out unlike rates, that every cut is wide enough does not suffice for a packing: a little more room may be needed.
     """
-    demand, every = [k * w for w in weight], np.arange(graph.ranks, dtype=np.int32)
+    demand = [k * w for w in weight]
     wider = stretch
     for _ in range(MAX_WIDENINGS):
         capacities = rounded_capacities(graph, wider)
         if not surpluses(graph.nodes, graph.ranks, capacities):
             return wider, capacities
-        found = balanced_capacities(graph.nodes, graph.ranks, capacities, lambda arcs: _receives_all(graph, arcs, demand, every))
+        found = balanced_capacities(graph.nodes, graph.ranks, capacities, _receive_all(graph, capacities, demand))
         if found is not None:
             return wider, found
         if deadline.past:

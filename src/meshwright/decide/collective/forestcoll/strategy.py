@@ -3,8 +3,7 @@
 Cite: ForestColl (arXiv 2402.06787); forerunner "Bandwidth optimal pipeline schedule" (arXiv 2305.18461).
 Left open by the paper: how many pieces to pipeline (our answer: the square-root rule on the trees' height and the cost of a message),
 whether devices outside the collective may relay (only where the ranks are not connected without them), which splits to
-prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low), when fewer trees than the optimum needs are better (when so many
-leave too few pieces to fill the pipeline).
+prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low), when fewer trees are better (when so many leave the pipeline unfilled).
 Deviations: the optimum is found by Newton's iteration on cuts instead of a binary search; splitting and packing as in
 `kernels.edgesplit` and `kernels.treepack`; packed trees exchange parents until they are low (`kernels.treepack_lower`)
 and then swap entries until latency counts least (`arrival`), or leave slow ways time where that ends earlier (`latency_relief`). All-reduce is
@@ -109,6 +108,7 @@ class ForestColl(CollectiveStrategy):
     name: ClassVar[str] = "forestcoll"
     cite: ClassVar[Cite] = CITE
     searches: ClassVar[bool] = True
+    operations: ClassVar[tuple[str, ...]] = OPERATIONS
     folds: ClassVar[tuple[str, ...]] = OPERATIONS
 
     trees: int | None = None
@@ -261,8 +261,8 @@ class ForestColl(CollectiveStrategy):
         most = MAX_EXPLICIT_STEPS if self.unroll else folded or min(most_steps(len(problem.ranks), roots), MAX_EXECUTED_STEPS)
         held: dict[str, Any] = {"most": self.max_pieces, "depth": self.depth}
         wanted = self.pieces or wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units, **held)
-        largest = max(p.units for p in ready.parts)
-        first = self.quantum or (largest if ready.limbs else ready.quantum(most // min(wanted, MIN_PIECES_LEFT)))
+        largest, whole = max(p.units for p in ready.parts), ready.limbs or forests[0].method == "paths"  # paths copy nothing: cuts gain nothing
+        first = self.quantum or (largest if whole else ready.quantum(most // min(wanted, MIN_PIECES_LEFT)))
 
         def way(quantum: int, paced: bool, leads: bool = False) -> Way:
             parts, steps = ready.cut(quantum)

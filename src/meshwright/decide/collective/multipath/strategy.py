@@ -88,6 +88,7 @@ class Multipath(CollectiveStrategy):
 
     name: ClassVar[str] = "multipath"
     cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = OPERATIONS
     searches: ClassVar[bool] = True
 
     units: int | None = None
@@ -98,8 +99,8 @@ class Multipath(CollectiveStrategy):
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (other operations, too many pairs or paths), UsageError (options)."""
-        bound = collective_bound(problem)
         require_operation(problem, self.name, OPERATIONS)
+        bound = collective_bound(problem)
         for option in ("units", "pieces", "depth"):
             if (value := getattr(self, option)) is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="multipath")

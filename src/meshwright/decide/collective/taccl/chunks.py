@@ -52,6 +52,16 @@ def chunks_of(problem: CollectiveProblem, chunkup: int) -> tuple[list[Chunk], in
     return [Chunk(s, d, block, part) for block, s, d in blocks for part in range(chunkup)], per_buffer
 
 
+def chunks_in_all(problem: CollectiveProblem, chunkup: int) -> int:
+    """How many chunks `chunks_of` makes."""
+    n = len(problem.ranks)
+    blocks = {
+        "broadcast": 1, "reduce": 1, "all-to-all": n * (n - 1), "scatter": n - 1, "gather": n - 1,
+        "permute": sum(s >= 0 and s != d for d, s in enumerate(problem.peers)),
+    }  # fmt: skip
+    return blocks.get(problem.op, n) * chunkup
+
+
 def image_of_chunks(chunks: Sequence[Chunk], rank: Sequence[int]) -> tuple[int, ...] | None:
     """Where a permutation of the ranks takes every chunk; None when the collective is not symmetric under it."""
     found = {(c.source, c.dests, c.part): i for i, c in enumerate(chunks)}

@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from ....cost import Transport
-from ....errors import Unsupported, UsageError
+from ....errors import UsageError
 from ....sketch import Sketch
 from ..bounds.bandwidth import bandwidth_bound
 from ..bounds.latency import latency_bound
 from ..problem import CollectiveProblem
-from .chunks import REDUCES, chunks_of, image_of_chunks
+from .chunks import REDUCES, chunks_in_all, chunks_of, image_of_chunks
 from .routing_problem import Hints, Routes, RoutingProblem, transfers_of
 from .schedule import Timing, Transfer
 from .topology import LogicalTopology, default_symmetries, logical_topology, sketch_symmetries
@@ -58,11 +58,10 @@ class Setup:
         """Args: `problem`: its size is not looked at. Raises: Disconnected, Unsupported (far too many chunks), UsageError (sketch)."""
         some = len(problem.ranks) * problem.element_bytes << 20  # whole elements everywhere, so that bounds are proportional to bytes
         self.problem, self.sketch, self.chunkup = replace(problem, size_bytes=some, shard_bytes=None), sketch, chunkup
-        self.topology = logical_topology(problem.fabric, problem.ranks, sketch, rooted=problem.op in FEW_SOURCES)
+        # Chunks are counted before they are made, and links are found up to what so many chunks allow: among thousands of ranks both take seconds.
+        most_links = MAX_MOVES // max(1, chunks_in_all(problem, chunkup))
+        self.topology = logical_topology(problem.fabric, problem.ranks, sketch, rooted=problem.op in FEW_SOURCES, most_links=most_links)
         self.chunks, self.per_buffer = chunks_of(problem, chunkup)
-        if len(self.chunks) * len(self.topology.links) > MAX_MOVES:
-            text = f"{len(self.chunks)} chunks on {len(self.topology.links)} links are too many to route one by one"
-            raise Unsupported(text, hint="use --strategy forestcoll, or a sketch with fewer links")
         if problem.op == "all-reduce":
             self.phases: tuple[LogicalTopology, ...] = (self.topology.reversed(), self.topology)
         else:

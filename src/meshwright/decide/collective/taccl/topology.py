@@ -8,10 +8,11 @@ as many as it takes to fill the NIC), the k-th NIC of one box paired with the k-
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, permutations
 
 from ....errors import Unsupported, UsageError
 from ....fabric.fabric import Fabric
@@ -89,13 +90,15 @@ class LogicalTopology:
         return f"{self.ranks[x.src]} -> {self.ranks[x.dst]}"
 
 
-def logical_topology(fabric: Fabric, ranks: Sequence[str], sketch: Sketch | None, *, rooted: bool = False) -> LogicalTopology:
+def logical_topology(
+    fabric: Fabric, ranks: Sequence[str], sketch: Sketch | None, *, rooted: bool = False, most_links: int = sys.maxsize
+) -> LogicalTopology:
     """`rooted`: few ranks have all the data; without a sketch it may leave by any sender and pass through other boxes.
 
-    Raises: Unsupported where some rank cannot reach another; UsageError when the sketch names links or GPUs that are not there, or does not fit
-        the boxes.
+    Raises: Unsupported where some rank cannot reach another, and where there are more than `most_links`; UsageError when the sketch names links or
+        GPUs that are not there, or does not fit the boxes.
     """
-    builder = _Builder(fabric, ranks)
+    builder = _Builder(fabric, ranks, most_links)
     links = builder.sketched(sketch) if sketch is not None else builder.derived()
     box_pairs = {(builder.box[x.src], builder.box[x.dst]) for x in links if x.remote}
     boxes = len(builder.boxes)
@@ -127,20 +130,25 @@ def _require_reachable(topology: LogicalTopology, sketch: Sketch | None) -> None
 
 
 class _Builder:
-    def __init__(self, fabric: Fabric, ranks: Sequence[str]) -> None:
-        self.fabric, self.ranks = fabric, tuple(ranks)
+    def __init__(self, fabric: Fabric, ranks: Sequence[str], most_links: int) -> None:
+        self.fabric, self.ranks, self.most_links = fabric, tuple(ranks), most_links
+        self._few(len(ranks))  # every rank is left by a link
         self.actor = [fabric.actor_of[name] for name in ranks]
         self.rank_at = {actor: r for r, actor in enumerate(self.actor)}
-        labels = [fabric.devices[a].group for a in self.actor]
+        self.label = labels = [fabric.devices[a].group for a in self.actor]
         order = {label: i for i, label in enumerate(dict.fromkeys(labels))}
         self.box = tuple(order[label] for label in labels)
         self.boxes: list[list[int]] = [[] for _ in order]
         for r, box in enumerate(self.box):
             self.boxes[box].append(r)
         self.group_of = [d.group for d in fabric.devices] + [s.group for s in fabric.switches]
-        self.label = labels
         self.lone_reach: dict[int, frozenset[int]] = {}
         self.clusters_of: dict[tuple[int, bool], list[list[int]]] = {}
+
+    def _few(self, links: int) -> None:
+        if links > self.most_links:
+            text = f"more than {self.most_links} links between ranks: too many to route every chunk on its own"
+            raise Unsupported(text, hint="use --strategy forestcoll, or a sketch with fewer links")
 
     def link(self, a: int, b: int) -> LogicalLink | None:
         """The logical link from rank a to rank b; None when the fabric's route passes another rank."""
@@ -169,10 +177,10 @@ class _Builder:
             text = f"is written for {sketch.nnodes} equal boxes, the ranks are in {found}"
             raise UsageError(text, where="sketch.nnodes", hint="use another sketch")
         size = sizes.pop()
-        local: list[LogicalLink] = []
-        for number in range(len(self.boxes)):
-            local += self._sketched_box(sketch, number, size)
-        return local + self._sketched_remote(sketch, size)
+        links = [x for number in range(len(self.boxes)) for x in self._sketched_box(sketch, number, size)]
+        links += self._sketched_remote(sketch, size)
+        self._few(len(links))
+        return links
 
     def _sketched_box(self, sketch: Sketch, number: int, size: int) -> list[LogicalLink]:
         box = self.boxes[number]
@@ -217,14 +225,16 @@ class _Builder:
 
     # ---- by default ----
     def derived(self) -> list[LogicalLink]:
-        found = [x for box in self.boxes for x in self._local(box)]
+        found: list[LogicalLink] = []
+        for box in self.boxes:
+            found += self._local(box)
+            self._few(len(found))
         missing = False
-        for i in range(len(self.boxes)):
-            for j in range(len(self.boxes)):
-                if i != j:
-                    between = self._between(i, j)
-                    found += between
-                    missing |= not between
+        for i, j in permutations(range(len(self.boxes)), 2):
+            between = self._between(i, j)
+            found += between
+            self._few(len(found))
+            missing |= not between
         if missing and len(self.boxes) > 1:
             self.clusters_of.clear()
         return found

@@ -170,7 +170,7 @@ class _Home:
         self.known: dict[int, list[tuple[int, int]]] = {}
 
     def actor(self, v: int) -> int:
-        return self.how.moved(v, -self.how.member(v))
+        return self.how.stored[v]
 
     def buffer(self, v: int) -> int:
         return self.how.buffer[self.actor(v)]

@@ -69,7 +69,7 @@ class Lowering:
         """Ranks of the alike servers."""
         return [v for v in range(len(self.ranks)) if v not in set(self.fixed)]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Ranks of one alike server."""
         return len(self.moving) // self.servers
@@ -85,35 +85,48 @@ class Lowering:
         first = sorted((*self.moving[: self.size], *self.fixed))
         return {v: i for i, v in enumerate([*first, *self.moving[self.size :]])}
 
+    @cached_property
+    def members(self) -> list[int]:
+        """By rank: the number of its server, 0 of one that stays."""
+        return [self.place[v][0] if v in self.place else 0 for v in range(len(self.ranks))]
+
+    @cached_property
+    def stored(self) -> list[int]:
+        """By rank: where its lanes are stored, itself or its twin in the first server."""
+        return [self.moving[self.place[v][1]] if v in self.place else v for v in range(len(self.ranks))]
+
     def member(self, v: int) -> int:
         """The number of v's server, 0 of one that stays."""
-        return self.place[v][0] if v in self.place else 0
+        return self.members[v]
 
     def moved(self, v: int, by: int) -> int:
         """Where rank v goes so many servers further on."""
-        return self.moving[(self.place[v][0] + by) % self.servers * self.size + self.place[v][1]] if v in self.place else v
+        if v not in self.place:
+            return v
+        server, position = self.place[v]
+        return self.moving[(server + by) % self.servers * self.size + position]
 
-    @property
+    @cached_property
     def by_rank(self) -> bool:
         """Whether ranks that stay have shards of their own."""
         return bool(self.fixed) and self.shards == len(self.ranks)
 
-    @property
+    @cached_property
     def turn(self) -> int:
         """Folded, of all shards or by rank of one that stays: units that an image is further on."""
         return (1 if self.by_rank else self.shards) * self.units // self.servers
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         if self.table is not None:
             return self.table.chunks
         return self.shards * self.units * self.stored_pieces
 
-    @property
+    @cached_property
     def stored_pieces(self) -> int:
         """Pieces that have steps of their own."""
         return self.pieces if self.unroll else self.lead
 
-    @property
+    @cached_property
     def repeat(self) -> int:
         return self.pieces // self.stored_pieces

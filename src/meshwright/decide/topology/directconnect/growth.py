@@ -67,7 +67,7 @@ def least_unplugged(added: int, ports: int) -> int:
 def grow(base: Wiring, nodes: int, *, evaluations: int, rng: np.random.Generator) -> list[Grown]:
     """The best growths found, none beaten in both steps and load, fewest steps first. Two-way cables stay two-way.
 
-    Raises: UsageError (not more nodes), Infeasible (two-way cables with an odd number of ports).
+    Raises: UsageError (not more nodes), Infeasible (two-way cables with an odd number of ports, or none that was tried joins all accelerators).
     """
     if nodes <= base.nodes:
         raise UsageError(f"the wiring has {base.nodes} accelerators already, {nodes} are no more", where="nodes")
@@ -83,18 +83,32 @@ def grow(base: Wiring, nodes: int, *, evaluations: int, rng: np.random.Generator
     for count in range(max(1, evaluations)):
         if count and time_is_up():
             break
-        fresh = count % RESTARTS == 0 or current is None
+        fresh = count % RESTARTS == 0 or not arcs
         tried = _cut(base, nodes, paired, rng) if fresh else _exchanged(arcs, base.nodes, paired, rng)
         found = _grown(base, nodes, tried)
         if found is None:
+            arcs = arcs if current else tried  # on through wirings that are not connected, until one is
             continue
         if current is None or (found.load, found.steps) <= current:
             arcs, current = tried, (found.load, found.steps)
         known = met.get((found.steps, found.load))
         if known is None or len(found.unplugged) < len(known.unplugged):
             met[found.steps, found.load] = found
+    if not met:
+        raise Infeasible(
+            f"no growth to {nodes} accelerators joins all of them, of {evaluations} tried", where="growth", hint=_why_apart(base),
+            data={"nodes": nodes},
+        )  # fmt: skip
     rows = list(met.values())
     return [rows[i] for i in nondominated([(row.steps, row.load) for row in rows])]
+
+
+def _why_apart(base: Wiring) -> str:
+    try:
+        gather_cost(base)
+    except Disconnected as error:
+        return f"{error.message} before it grows: join its parts first, with --rewire"
+    return "allow more with --evaluations"
 
 
 def _cut(base: Wiring, nodes: int, paired: bool, rng: np.random.Generator) -> list[Arc]:

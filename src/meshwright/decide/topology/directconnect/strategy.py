@@ -23,6 +23,7 @@ import numpy as np
 from ....cite import Cite
 from ....errors import Infeasible, UsageError
 from ....fabric.fabric import Device, Fabric, Link, Provenance
+from ....kernels.effort import time_is_up
 from ..problem import Question, TopologyProblem, TopologyStrategy, factor_bound, nondominated, steps_bound
 from .cayley import search
 from .families import base_wirings
@@ -160,6 +161,8 @@ class _Synthesis:
             if key == (self.problem.nodes, self.problem.ports) and self.problem.most_peers:
                 found += self._widened(nodes, ports)
             for make, steps, load in sorted(self._expansions(nodes, ports), key=lambda row: row[1:]):
+                if found and time_is_up():
+                    break
                 reachable = least if nodes <= self.options.exact else load  # on its explicit graph an expansion may be better than its rule
                 if not any(row.steps <= steps and row.load <= reachable for row in found):
                     wiring = make()
@@ -199,6 +202,8 @@ class _Synthesis:
         for wiring in base_wirings(nodes, ports, paired=self.paired):
             if nodes <= self.options.exact or wiring.transitive:
                 yield self._costed(wiring)
+                if time_is_up():
+                    return
         if ports > 1 and (self.options.evaluations or self.options.table):
             most, tried = MAX_STEPS_FACTOR * steps_bound(nodes, ports), self.options.evaluations
             found = search(nodes, ports, paired=self.paired, evaluations=tried, rng=self.rng, most_steps=most, shipped=self.options.table)
