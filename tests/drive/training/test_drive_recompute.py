@@ -65,8 +65,8 @@ def test_more_is_asked_for_until_it_fits(slack: int, rounds: int) -> None:
 
     def evaluate(choice: int, policy: Policy) -> SimpleNamespace:
         tried.append(choice)
-        over = 10 if choice == 1 else 0
-        return SimpleNamespace(timeline=1, refused=False, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=float(asked[-1]))
+        over, time_s = 10 if choice == 1 else 0, float(asked[-1])
+        return SimpleNamespace(timeline=1, refused=False, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=time_s)
 
     layout = SimpleNamespace(coordinates=lambda rank: (0, 0, 0), hosted=lambda pipeline: ((0, 0),))
     first = SimpleNamespace(timeline=1, refused=False, policy=Policy(), excess_bytes=10, over_bytes=(10,), layout=layout)
@@ -153,8 +153,8 @@ def test_nothing_more_is_recomputed_of_what_is_too_slow_already() -> None:
 
     def evaluate(choice: int, policy: Policy) -> SimpleNamespace:
         tried.append(choice)
-        over = max(0, 25 - choice)
-        return SimpleNamespace(timeline=1, refused=False, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=float(choice))
+        over, time_s = max(0, 25 - choice), float(choice)
+        return SimpleNamespace(timeline=1, refused=False, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=time_s)
 
     layout = SimpleNamespace(coordinates=lambda rank: (0, 0, 0), hosted=lambda pipeline: ((0, 0),))
     first = SimpleNamespace(timeline=1, refused=False, policy=Policy(), excess_bytes=10, over_bytes=(10,), layout=layout)
