@@ -97,6 +97,11 @@ def _mean(rows: Sequence[Mapping[str, float]], key: str) -> float:
     return float(np.mean([r[key] for r in rows]))
 
 
+def _phase_names(c: Comparison) -> list[str]:
+    """Of its step, which the run and its prediction share."""
+    return [k for k in (*PHASE_ORDER, "idle") if k in c.predicted_phases[0]]
+
+
 def compare_document(c: Comparison) -> dict[str, Any]:
     return {
         "schema": "meshwright.train.compare",
@@ -117,7 +122,7 @@ def compare_document(c: Comparison) -> dict[str, Any]:
         "losses": list(c.measured.losses),
         "phases": {
             k: {"predicted_s": _mean(c.predicted_phases, k), "measured_s": _mean(c.measured_phases, k), "target_s": c.target_phases.get(k, 0.0)}
-            for k in (*PHASE_ORDER, "idle")
+            for k in _phase_names(c)
         },
         "memory": [
             {"rank": r, "predicted_bytes": p, "measured_bytes": m, "rss_bytes": s}
@@ -134,7 +139,7 @@ def compare_text(c: Comparison, *, trace: str = "") -> str:
     header = ["", "predicted", "measured", "error", f"on {c.target_fabric}"]
     rows = [header, ["step", *_pair(c.predicted.makespan_s, c.measured_step_s), seconds_text(c.target_step_s)]]
     rows.append(["bound", seconds_text(c.busiest_bound_s), "", "", seconds_text(c.bound_s)])
-    for k in (*PHASE_ORDER, "idle"):
+    for k in _phase_names(c):
         p, m, t = _mean(c.predicted_phases, k), _mean(c.measured_phases, k), c.target_phases.get(k, 0.0)
         if max(p, m, t) > 0:
             rows.append([f"  {k}", *_pair(p, m), seconds_text(t)])

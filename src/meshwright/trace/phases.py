@@ -1,7 +1,8 @@
 """Where the time of a step went: seconds of each rank in each phase, the same sum for a simulation and for a real run.
 
-At every instant a rank is in exactly one phase: in the compute step that runs, else in the communication that is under way
-(tensor-parallel before gradient before pipeline), else idle. So a rank's phases and its idle time sum to the step.
+At every instant a rank is in exactly one phase: in the compute step that runs, else in the communication that is under way, else idle. Of several
+under way, what a layer exchanges inside comes first (tensor-parallel, context, experts): its own computation waits for that. Gradients and messages
+between stages are posted early and wait for their partners. So a rank's phases and its idle time sum to the step.
 Overlapped communication costs nothing here: what is shown is what stands in the way.
 """
 
@@ -19,7 +20,9 @@ __all__ = ["PHASE_ORDER", "phase_seconds"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-PHASE_ORDER = ("forward", "backward", "optimizer", "tensor-parallel", "gradient", "pipeline", "other")
+PHASE_ORDER = ("forward", "backward", "optimizer", "tensor-parallel", "context", "experts", "gradient", "pipeline", "other")
+# Named only for steps that have them: most have none.
+PHASES_OF_SOME = ("context", "experts")
 
 
 def phase_seconds(spans: Spans, phase_of_step: NDArray[np.int8], ranks: int | Sequence[int], makespan_s: float) -> list[dict[str, float]]:
@@ -32,7 +35,7 @@ def phase_seconds(spans: Spans, phase_of_step: NDArray[np.int8], ranks: int | Se
     rows = np.flatnonzero(known & (spans.end_s > spans.start_s))
     rows = rows[np.argsort(spans.rank[rows], kind="stable")]  # once for all ranks: of thousands, a look through all spans for each takes minutes
     owner = spans.rank[rows]
-    names = (*PHASE_ORDER, *(name for name in ("context", "experts") if (phase_of_step == PHASES.index(name)).any()))
+    names = tuple(name for name in PHASE_ORDER if name not in PHASES_OF_SOME or (phase_of_step == PHASES.index(name)).any())
 
     wanted = list(range(ranks)) if isinstance(ranks, int) else list(dict.fromkeys(ranks))
     place = np.full(max([*wanted, int(owner.max(initial=0))], default=0) + 1, -1)
