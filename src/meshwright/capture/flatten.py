@@ -23,7 +23,7 @@ from torch import fx
 
 from .torch_private import DispatchRecorder, autocast_kernel, constant_spec, functorch_block, mode_of, traced_below
 
-__all__ = ["Left", "flatten"]
+__all__ = ["Left", "flatten", "plain_call"]
 
 aten = torch.ops.aten
 
@@ -51,14 +51,15 @@ class _Cast:
 
 def flatten(exported: Any) -> list[Left]:
     """Rewrites the graph of an exported program in place where it is not flat; returns what could not be."""
-    if all(_plain(n) for n in exported.graph.nodes):
+    if all(plain_call(n) for n in exported.graph.nodes):
         return []
     made = _Flat(exported)
     made.run()
     return made.left
 
 
-def _plain(n: fx.Node) -> bool:
+def plain_call(n: fx.Node) -> bool:
+    """Whether a node is an input, the output, or a call of an operator that gives what has sizes."""
     if n.op != "call_function":
         return bool(n.op in ("placeholder", "output"))
     return _is_operator(n) and not _symbolic(n.meta.get("val"))
@@ -242,7 +243,7 @@ class _Flat:
             for n in wanted or block[-1:]:
                 self.leave(n, env, f"{type(error).__name__}: {reason}")
             return
-        odd = next((n for n in found.graph.nodes if not _plain(n) and not _held_tensor(found, n)), None)
+        odd = next((n for n in found.graph.nodes if not plain_call(n) and not _held_tensor(found, n)), None)
         if odd is not None:
             for n in wanted or block[-1:]:
                 self.leave(n, env, f"{odd.target} is no operator")
