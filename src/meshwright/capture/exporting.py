@@ -38,7 +38,7 @@ from .side_effects import Seen, changed, contents_watched, plain_values, refuse_
 from .torch_private import export_as_called, global_backward_hooks, noting_places
 from .user_gradients import parameter_changes
 from .watched import NOT_THE_OWNERS, Watched, as_if_not_traced, watching
-from .whole_functions import FunctionsWhole, LastFunction
+from .whole_functions import JOINED, FunctionsWhole, LastFunction
 
 __all__ = ["exported_program", "line_of", "module_path", "places_noted"]
 
@@ -100,6 +100,9 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
                 whole[found.function] = _why(found)
                 continue
             more = _modules_like(_modules_of(objective), found.module, whole)
+            if not more and JOINED not in whole:
+                whole[JOINED] = _why(found)
+                continue
             if not more:
                 break
             for path in [p for p in _modules(whole) if any(p.startswith(f"{m}.") for m in more)]:

@@ -51,6 +51,7 @@ class _Cast:
 
 def flatten(exported: Any) -> list[Left]:
     """Rewrites the graph of an exported program in place where it is not flat; returns what could not be."""
+    _unread_sizes_removed(exported.graph)
     if all(plain_call(n) for n in exported.graph.nodes):
         return []
     made = _Flat(exported)
@@ -76,6 +77,19 @@ def _symbolic(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_symbolic, value))
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _unread_sizes_removed(graph: fx.Graph) -> None:
+    """Takes out values whose shape follows others where nothing reads them but what torch asserts of every size (`0 <= n <= most`)."""
+    for n in [n for n in reversed(graph.nodes) if isinstance(n.meta.get("val"), torch.Tensor) and _symbolic(n.meta["val"])]:
+        most = [x.meta["val"].numel() for x in n.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)]
+        sizes = [u for u in n.users if u.target is aten.sym_size.int]
+        bounds = [u for s in sizes for u in s.users]
+        asserts = [u for b in bounds for u in b.users]
+        trivial = all((b.target is operator.ge and b.args[1] == 0) or (b.target is operator.le and b.args[1] in most) for b in bounds)
+        if trivial and len(sizes) == len(n.users) and all(a.target is aten._assert_scalar.default for a in asserts):
+            for x in (*asserts, *bounds, *sizes, n):
+                graph.erase_node(x)
 
 
 def _floating(value: Any) -> bool:
