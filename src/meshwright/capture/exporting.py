@@ -35,7 +35,7 @@ from .losses import Objective, kept_tensors
 from .placed_tables import together
 from .resolve import ModelSource, place_of, shown
 from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
-from .torch_private import export_as_called, global_backward_hooks, noting_places
+from .torch_private import as_if_exported, export_as_called, global_backward_hooks, noting_places
 from .user_gradients import parameter_changes
 from .watched import NOT_THE_OWNERS, Watched, as_if_not_traced, watching
 from .whole_functions import JOINED, FunctionsWhole, LastFunction
@@ -129,7 +129,7 @@ def _left(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
 
 
 def _checks(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[Any]) -> Answers:
-    with quiet(), mode, _kept(objective, whole, source, None):
+    with quiet(), mode, _kept(objective, whole, source, None), as_if_exported():
         return checks_of(lambda: objective(*source.inputs))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 __all__ = [
-    "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "below_autocast", "calls_untraced", "checkpoints_run_plainly", "constant_spec",
+    "DispatchRecorder", "FakeTensorMode", "as_if_exported", "autocast_kernel", "below_autocast", "calls_untraced", "checkpoints_run_plainly", "constant_spec",
     "custom_partitioner", "dispatch_mode", "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block",
     "global_backward_hooks", "held_weakly", "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "noting_places",
     "partition_saving", "register_constants", "replaced_autocast", "run_backward", "sac_tools", "storage_key", "torch_partition", "traced_below",
@@ -283,6 +283,13 @@ def export_as_called() -> Iterator[None]:
     autocast = patch.object(of_autocast, "replace_autocast_with_hop_pass", as_it_is)
     with autocast, patch.object(of_gradients, "replace_set_grad_with_hop_pass", as_it_is):
         yield
+
+
+def as_if_exported() -> contextlib.AbstractContextManager[Any]:
+    """While it lasts, code that asks is told that it is exported."""
+    from unittest.mock import patch
+
+    return patch.multiple(torch.compiler, _is_exporting_flag=True, _is_compiling_flag=True)
 
 
 def mode_of(tensors: Sequence[torch.Tensor]) -> Any:

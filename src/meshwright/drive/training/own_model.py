@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...cost import Cost
-from ...errors import MissingExtra, UsageError
+from ...errors import MissingExtra, UsageError, in_python
 from ...fabric.fabric import Fabric
 from ...job import Recipe, Training
 from ...plan.plan import Plan
@@ -43,6 +43,7 @@ TWO_STATES = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta",
 DEFAULT_LEARNING_RATE = 1e-3
 
 
+@in_python
 def plan_model(
     model: torch.nn.Module | Callable[[], Any] | str, batch: Any = None, *, fabric: Fabric | str, optimizer: Any = "adamw",
     loss: str | Callable[..., Any] | None = None, global_batch: int | None = None, data: int | None = None, tensor: int | None = None,
