@@ -19,16 +19,19 @@ from .losses import Objective, kept_tensors
 from .nodes import target_name
 from .resolve import place_of
 from .torch_private import DispatchRecorder
-from .user_gradients import parameter_changes
+from .user_gradients import gradients_returned, parameter_changes
 from .work import work_of
 
 __all__ = ["measured_work", "refuse_changes", "refuse_left"]
 
 
 def refuse_changes(traced: TracedForward) -> None:
-    """Raises: Unsupported where a forward pass on fakes, as far as it comes, changes a parameter."""
-    with quiet(), traced.mode or contextlib.nullcontext(), _parameters_kept(traced), contextlib.suppress(Exception):
-        traced.objective(*traced.inputs)
+    """Raises: Unsupported where a forward pass on fakes, as far as it comes, changes a parameter, or backward puts gradients into some."""
+    wanted = [p for p in traced.parameters.values() if p.requires_grad]
+    mode, returned = traced.mode or contextlib.nullcontext(), gradients_returned(traced.objective.model)
+    with quiet(), mode, torch.enable_grad(), returned, _parameters_kept(traced), contextlib.suppress(Exception):
+        loss = traced.objective(*traced.inputs)
+        torch.autograd.grad(loss, wanted, allow_unused=True)
 
 
 def refuse_left(traced: TracedForward) -> None:
