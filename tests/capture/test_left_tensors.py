@@ -11,7 +11,9 @@ import torch
 
 from meshwright.capture.forward import trace_forward
 from meshwright.capture.graph import capture
-from meshwright.errors import Unsupported
+from meshwright.capture.live import standing
+from meshwright.capture.live_job import live_job
+from meshwright.errors import CaptureError, Unsupported
 
 HERE = "tests/capture/left_models.py"
 
@@ -107,3 +109,26 @@ def test_the_owners_code_is_left_as_it_was() -> None:
     (owners,) = [m for name, m in sys.modules.items() if name.startswith("meshwright_user_left_models")]
     assert owners.LAST is None and not owners.BANK and torch.equal(owners.OfClass.last, torch.zeros(4))
     assert owners.cached.cache_info().currsize == 0
+
+
+class Cached(torch.nn.Module):
+    """Makes a tensor in its first forward, for the batch that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kept = torch.nn.Linear(3, 3), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.ones(x.shape[0], 1)
+        return self.layer(x) * self.kept
+
+
+def test_a_tensor_that_was_made_for_another_batch_is_named() -> None:
+    model, batch = Cached(), (torch.ones(8, 3), torch.ones(8, 3))
+    model(batch[0])
+    live = live_job(model, batch, "mse", optimizer="sgd", learning_rate=0.1, global_batch=None, seed=0)
+    said = r"attribute kept holds a tensor of shape \(8, 1\), made for another batch than these 2 samples"
+    with standing(live.stands_for), pytest.raises(CaptureError, match=said) as found:
+        capture(live.job.model, loss="mse", batch_size=2, scalable=False)
+    assert found.value.where.startswith("tests/capture/test_left_tensors.py:") and "before forward has run" in found.value.hint
