@@ -136,6 +136,10 @@ def _of_jobs(
     from ...capture.live import standing
 
     live, *others = jobs
+    if others:
+        from ...capture.kept_by_shape import refuse_kept_by_shape
+
+        refuse_kept_by_shape(jobs)
     with standing(live.stands_for):
         plan = plan_training(live.job, fabric, cost, wishes=asked, budget=budget, without=without, watch=watch)
     made = []
