@@ -54,7 +54,8 @@ def idle_conversions_removed(graph: fx.Graph) -> bool:
 
 
 def _empty(n: fx.Node) -> bool:
-    return tuple(n.meta["val"].shape) == (0,)
+    shape = n.meta["val"].shape
+    return len(shape) == 1 and isinstance(shape[0], int) and shape[0] == 0  # not a size that follows values
 
 
 def _same(given: Any, made: Any) -> bool:
