@@ -85,7 +85,9 @@ class _Trying(Answering):
 
     def __init__(self, answers: Answers, guess: bool) -> None:
         super().__init__(answers)
-        self.guess, self.place, self.code = guess, None, None  # type: tuple[bool, Asked | None, CodeType | None]
+        self.guess = guess
+        self.place: Asked | None = None
+        self.code: CodeType | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.place is not None and args and isinstance(args[0], _FAKE):

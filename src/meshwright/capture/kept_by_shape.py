@@ -37,8 +37,9 @@ def refuse_kept_by_shape(jobs: Sequence[LiveJob]) -> None:
             job.model, loss=job.loss, batch_size=_ROWS, seed=job.seed, device="fake", sizes=job.sizes or (), dtype=job.dtype
         )  # fmt: skip
     assert mode is not None
+    kinds = [x.dtype for x in source.inputs]
     given = [
-        [fake_like(mode, torch.empty(_ROWS, *size[1:], dtype=x.dtype, device="meta")) for (size, _), x in zip(j.batch.inputs, source.inputs, strict=True)]
+        [fake_like(mode, torch.empty(_ROWS, *size[1:], dtype=d, device="meta")) for (size, _), d in zip(j.batch.inputs, kinds, strict=True)]
         for j in jobs
     ]  # fmt: skip
     for other in range(1, len(jobs)):

@@ -23,7 +23,7 @@ from .torch_private import flat_tree, held_weakly
 __all__ = ["JOINED", "FunctionsWhole", "LastFunction"]
 
 
-def JOINED() -> None:  # noqa: N802
+def JOINED() -> None:
     """Stands for whichever functions they are."""
 
 

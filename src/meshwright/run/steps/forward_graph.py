@@ -66,7 +66,8 @@ class Constant(msgspec.Struct, frozen=True, array_like=True):
 
 class ForwardGraph(msgspec.Struct, frozen=True, dict=True):
     """`outputs[0]` is the loss. `modules`: path of the innermost module of each node, "" at the root, "loss" for the loss.
-    `tree`: the model's modules. `checks`: calls that come to what the owner checks of a micro-batch, beside those of the graph. `whole`: the calls at the whole batch, and `whole_inputs`, where data replicas share it (`plan.whole_batch`)."""
+    `tree`: the model's modules. `checks`: calls that come to what the owner checks of a micro-batch, beside those of the graph. `whole`: the calls at
+    the whole batch, and `whole_inputs`, where data replicas share it (`plan.whole_batch`)."""
 
     nodes: tuple[ForwardNode, ...]
     inputs: tuple[TensorInfo, ...]
