@@ -100,7 +100,7 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
                 whole[found.function] = _why(found)
                 continue
             more = _modules_like(_modules_of(objective), found.module, whole)
-            if not more and JOINED not in whole:
+            if not more and JOINED not in whole and found.message.startswith(_OF_VALUES):
                 whole[JOINED] = _why(found)
                 continue
             if not more:
