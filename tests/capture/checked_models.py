@@ -78,8 +78,9 @@ def of_weights():
 class Speech(nn.Module):
     """As transformers' classes of speech: labels in a row without padding, made in the outermost forward."""
 
-    def __init__(self, reduction) -> None:
+    def __init__(self, reduction, cut) -> None:
         super().__init__()
+        self.cut = cut
         self.layers, self.reduction = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, CLASSES)), reduction
 
     def forward(self, x, labels):
@@ -87,16 +88,22 @@ class Speech(nn.Module):
             raise ValueError("no such label")
         scores = self.layers(x).log_softmax(-1).transpose(0, 1)
         kept = labels > 0
+        if self.cut:
+            kept[:, 1:] = False  # what was known of it no longer holds
         lengths = torch.ones_like(x[..., 0], dtype=torch.long).sum(-1)
         return F.ctc_loss(scores, labels.masked_select(kept), lengths, kept.sum(-1), reduction=self.reduction, zero_infinity=True)
 
 
-def _speech(reduction):
-    return Speech(reduction), (torch.randn(4, 9, 3), torch.tensor([[1, 2, 0], [3, 4, 1], [2, -100, -100], [1, -100, -100]]))
+def _speech(reduction, cut=False):
+    return Speech(reduction, cut), (torch.randn(4, 9, 3), torch.tensor([[1, 2, 0], [3, 4, 1], [2, -100, -100], [1, -100, -100]]))
 
 
 def speech():
     return _speech("mean")
+
+
+def speech_cut():
+    return _speech("mean", cut=True)
 
 
 def speech_sum():

@@ -51,7 +51,7 @@ def test_a_choice_and_a_check_of_what_is_computed_stay_whole(model: str) -> None
     assert graph.method == "opaque" and any("checked_models.py:" in n for n in graph.notes), graph.notes
 
 
-@pytest.mark.parametrize("model", ["speech", "speech_sum", "picked"])
+@pytest.mark.parametrize("model", ["speech", "speech_cut", "speech_sum", "picked"])
 def test_what_takes_values_in_a_row_is_one_operator(model: str) -> None:
     graph = capture(MODELS + model, loss="output")
     assert graph.method == "export" and graph.scaling is not None, graph.notes

@@ -46,12 +46,13 @@ class LastFunction(TorchFunctionMode):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class _Call:
-    """A call whose result a tensor is. `leaves`, `form`: its arguments, flat; `versions`: of its tensors when it was made."""
+    """A call whose result a tensor is. `leaves`, `form`: its arguments, flat; `versions`: of its tensors when it was made; `made`: of its result."""
 
     function: Callable[..., Any]
     leaves: list[Any]
     form: Any
     versions: list[int]
+    made: int = 0
 
     @staticmethod
     def of(function: Callable[..., Any], args: Any, kwargs: Any) -> _Call:
@@ -109,7 +110,7 @@ class FunctionsWhole(TorchFunctionMode):  # type: ignore[misc]
         if isinstance(result, torch.Tensor) and not any(x is result for x in call.leaves) and call.holds:
             again = _follows_values(result) or not (result.is_floating_point() or result.is_complex())
             if again and not call.function.__name__.startswith(_DRAWING) and any(isinstance(x, torch.Tensor) for x in call.leaves):
-                self.known[result] = call
+                self.known[result], call.made = call, result._version
         return result
 
     def whole(self, call: _Call, kwargs: Any) -> Any:
@@ -134,7 +135,7 @@ class FunctionsWhole(TorchFunctionMode):  # type: ignore[misc]
             for t in x.leaves:
                 if isinstance(t, torch.Tensor) and id(t) not in found:
                     before = self.known.get(t)
-                    if before is not None and before.holds:
+                    if before is not None and before.holds and before.made == t._version:
                         look(before)
                     else:
                         found[id(t)] = t
