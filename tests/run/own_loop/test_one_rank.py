@@ -345,7 +345,7 @@ def test_a_batch_with_which_forward_raises_is_refused_with_the_owners_line():
     float(step(names))
     after = [p.detach().clone() for p in model.parameters()]
     assert len(plan.layout.segments[0].nodes) > 4 and any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    with pytest.raises(UsageError, match="forward raises for this batch: it checks `if labels is not None and labels.max") as caught:
+    with pytest.raises(UsageError, match=r"forward raises for this batch: it checks `if labels is not None and labels\.max") as caught:
         step({**names, "labels": torch.tensor([0, 1, 2, 4])})
     assert caught.value.where.startswith("tests/run/own_loop/test_one_rank.py:")
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), after, strict=True))
