@@ -28,9 +28,11 @@ Each carries `code` (stable, for scripts), `message`, `where` (file, field, rank
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast
 
 Surface = Literal["command", "python"]
 SURFACES: tuple[Surface, ...] = ("command", "python")
@@ -39,6 +41,16 @@ FLAGS = {  # field -> option of the command line; what follows a point is the fi
     "recipe.batch_statistics": "--batch-statistics", "stated.batch_statistics": "--batch-statistics", "stated.dropout": "--dropout",
     "compare": "--gate",
 }  # fmt: skip
+# Further options that a text may name without a `Choice`, and what stands for them in Python; `{}`: the value, where one is named.
+_IN_PYTHON = {
+    "--global-batch": "global_batch={}", "--loss": "loss={}", "--optimizer": "optimizer={}", "--recompute": "recompute={}", "--shapes": "shapes={}",
+    "--pipeline": "schedule={}", "--collective": "collective={}", "--no-gate": "compare=False", "--memory": "wishes=MemoryWanted",
+    "--compress": "wishes=CompressWanted", "--context": "wishes=LayoutWanted(context={})", "train plan --loss": "loss={}",
+    "train gate --whole": "compare_step(..., whole=True)",
+} | {f"--{x.replace('_', '-')}": f"recipe=Recipe({x}={{}})" for x in ("precision", "clip_norm", "clip_value", "ema", "no_decay", "reproducible")}
+_OPTION = re.compile(
+    r"(?<![\w-])(train (?:gate|plan) --[a-z]+|--[a-z][a-z-]*)(?: (\d+(?:\.\d+)?|N|global|local|serial|output|steps|none|tree|off|auto)(?![\w-]))?"
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,37 @@ class Hint:
         return [{"field": c.field, "value": c.value} for c in self.choices]
 
 
+def _as_keyword(found: re.Match[str]) -> str:
+    """What Python has for an option of the command line, with its value if there is one; options that it has not stay."""
+    flag, value = found[1], found[2] or ""
+    field = next((f for f, x in FLAGS.items() if x == flag and not (f.startswith("recipe.") and value == "local")), "")
+    shown = value if not value or value == "N" or value[0].isdigit() else f'"{value}"'
+    if field.startswith("recipe."):
+        return f"recipe=Recipe({field.removeprefix('recipe.')}={shown})"
+    if flag == "--gate":
+        return "compare=True"
+    if field:
+        return f"{field.removeprefix('stated.')}={shown}"
+    return _IN_PYTHON[flag].format(shown) if flag in _IN_PYTHON else found[0]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def in_python(function: Function) -> Function:
+    """A function of the Python API: what it raises is said in the words of Python."""
+
+    @wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except MeshwrightError as error:
+            error.say_in("python")
+            raise
+
+    return cast("Function", called)
+
+
 class MeshwrightError(Exception):
     """Base of all errors; `exit_code` is what the command line ends with."""
 
@@ -95,10 +138,13 @@ class MeshwrightError(Exception):
             self.add_note(f"hint: {self.hint}")  # shown by tracebacks, which is all that users of torch see
 
     def say_in(self, surface: Surface) -> None:
-        """Words the choices of its hint as `surface` does; an error has the command line's words before."""
+        """Words the choices of its hint as `surface` does; an error has the command line's words before. So its texts, for Python."""
+        before = f"hint: {self.hint}"
         if isinstance(self.advice, Hint):
-            before, self.hint = f"hint: {self.hint}", self.advice.said(surface)
-            self.__notes__ = [f"hint: {self.hint}" if note == before else note for note in self.__notes__]
+            self.hint = self.advice.said(surface)
+        if surface == "python":
+            self.message, self.where, self.hint = (_OPTION.sub(_as_keyword, x) for x in (self.message, self.where, self.hint))
+        self.__notes__ = [f"hint: {self.hint}" if note == before else note for note in getattr(self, "__notes__", [])]
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message

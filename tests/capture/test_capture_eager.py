@@ -10,10 +10,11 @@ import torch
 from eager_models import CAUSES, WHOLE, Bag
 
 from meshwright.capture.calling import flat_inputs, loss_of, prediction_of
-from meshwright.capture.forward import TracedForward, trace_forward
+from meshwright.capture.forward import TracedForward, trace_forward, trace_objective
 from meshwright.capture.graph import capture
+from meshwright.capture.losses import Objective
 from meshwright.capture.regions import REGION, run_region
-from meshwright.capture.resolve import build_model
+from meshwright.capture.resolve import ModelSource, build_model
 from meshwright.errors import Unsupported, UsageError
 from meshwright.run.steps.forward_graph import ForwardGraph, decode_argument, from_traced
 
@@ -206,3 +207,22 @@ def test_a_tensor_that_is_given_twice_is_two_inputs():
     by_target = {n.target: n for n in graph.nodes}
     assert by_target["aten.linear.default"].args[0] == {"value": "input:0"}
     assert by_target["aten.broadcast_tensors.default"].args[0][1] == {"value": "input:1"}
+
+
+class Cached(torch.nn.Module):
+    """Joins what it computes to an empty tensor, as a cache of keys and values begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.tensor([]), self.layer(x)], -1)
+
+
+def test_an_empty_tensor_among_what_is_joined_is_no_operand() -> None:
+    source = ModelSource(name="cached", module=Cached(), inputs=(torch.ones(2, 3), torch.ones(2, 3)))
+    traced = trace_objective(Objective(source.module, "mse"), source, loss="mse", mode=None)
+    (joined,) = [n for n in traced.graph_module.graph.nodes if str(n.target) == "aten.cat.default"]
+    assert len(joined.args[0]) == 1
+    compare(traced)

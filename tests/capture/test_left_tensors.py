@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from meshwright.capture.forward import trace_forward
 from meshwright.capture.graph import capture
-from meshwright.errors import Unsupported
+from meshwright.capture.kept_by_shape import refuse_kept_by_shape
+from meshwright.capture.live import standing
+from meshwright.capture.live_job import LiveJob, live_job
+from meshwright.errors import CaptureError, Unsupported
 
 HERE = "tests/capture/left_models.py"
 
@@ -107,3 +111,65 @@ def test_the_owners_code_is_left_as_it_was() -> None:
     (owners,) = [m for name, m in sys.modules.items() if name.startswith("meshwright_user_left_models")]
     assert owners.LAST is None and not owners.BANK and torch.equal(owners.OfClass.last, torch.zeros(4))
     assert owners.cached.cache_info().currsize == 0
+
+
+class Cached(torch.nn.Module):
+    """Makes a tensor in its first forward, for the batch that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kept = torch.nn.Linear(3, 3), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.ones(x.shape[0], 1)
+        return self.layer(x) * self.kept
+
+
+def test_a_tensor_that_was_made_for_another_batch_is_named() -> None:
+    model, batch = Cached(), (torch.ones(8, 3), torch.ones(8, 3))
+    model(batch[0])
+    live = live_job(model, batch, "mse", optimizer="sgd", learning_rate=0.1, global_batch=None, seed=0)
+    said = r"attribute kept holds a tensor of shape \(8, 1\), made for another batch than these 2 samples"
+    with standing(live.stands_for), pytest.raises(CaptureError, match=said) as found:
+        capture(live.job.model, loss="mse", batch_size=2, scalable=False)
+    assert found.value.where.startswith("tests/capture/test_left_tensors.py:") and "before forward has run" in found.value.hint
+
+
+class Kept(torch.nn.Module):
+    """`make`: what is kept of the first batch; `use`: of what is computed and what was kept."""
+
+    def __init__(self, make: Any, use: Any, *, always: bool = False) -> None:
+        super().__init__()
+        self.layer, self.kept, self.make, self.use, self.always = torch.nn.Linear(3, 3), None, make, use, always
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None or self.always:
+            self.kept = self.make(x)  # kept by shape
+        return self.use(self.layer(x), self.kept)
+
+
+def shape_jobs(model: torch.nn.Module) -> list[LiveJob]:
+    batches = [(torch.ones(4, n, 3), torch.ones(4, n, 3)) for n in (5, 3)]
+    return [live_job(model, b, "mse", optimizer="sgd", learning_rate=0.1, global_batch=None, seed=0) for b in batches]
+
+
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (lambda x: x.shape[1], lambda y, n: y / n), (lambda x: torch.ones(x.shape[1], 1), lambda y, w: y * w),
+        (lambda x: [x.shape[1]], lambda y, n: y[:, : n[0]] / n[0]),
+    ],
+)  # fmt: skip
+def test_what_the_first_batch_leaves_for_other_shapes_is_refused(make: Any, use: Any) -> None:
+    with pytest.raises(Unsupported, match=r"forward keeps attribute kept of its first batch, .* after \(4, \d, 3\)") as found:
+        refuse_kept_by_shape(shape_jobs(Kept(make, use)))
+    lines = Path(__file__).read_text().splitlines()
+    marked = 1 + next(i for i, x in enumerate(lines) if x.endswith("# kept by shape"))
+    assert found.value.where == f"tests/capture/test_left_tensors.py:{marked}"
+
+
+def test_what_is_made_for_every_batch_or_fits_all_shapes_may_be_kept() -> None:
+    refuse_kept_by_shape(shape_jobs(Kept(lambda x: x.shape[1], lambda y, n: y / n, always=True)))
+    refuse_kept_by_shape(shape_jobs(Kept(lambda x: torch.arange(8.0)[:, None], lambda y, w: y * w[: y.shape[1]])))
+    refuse_kept_by_shape(shape_jobs(Kept(lambda x: x.dtype, lambda y, kind: y.to(kind))))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 import torch
 from torch import nn
 
 from meshwright.capture.forward import trace_objective
+from meshwright.capture.graph import capture
 from meshwright.capture.losses import Objective
 from meshwright.capture.resolve import ModelSource
 from meshwright.capture.user_gradients import functions_watched, refuse_parameter_hooks
@@ -85,3 +87,11 @@ def test_hooks_on_parameters_are_refused(register):
     getattr(net.a.weight, register)(lambda g: None)
     with pytest.raises(Unsupported, match=r"parameter 'a\.weight' has a hook on its gradient"):
         refuse_parameter_hooks(net, "net")
+
+
+@pytest.mark.parametrize("model", ["reversible", "reversible_outermost"])
+def test_gradients_that_backward_puts_into_parameters_are_refused_with_the_line(model):
+    with pytest.raises(Unsupported, match=re.escape("backward of _Reversible puts the gradient of parameter")) as found:
+        capture(f"tests/run/gate_models.py:{model}", loss="mse", scalable=False)
+    assert found.value.where.startswith("tests/run/gate_models.py:") and "torch.autograd.grad" in found.value.hint
+    assert found.value.data["cause"] == "user-gradients"

@@ -118,6 +118,42 @@ class TensorHook(MLP):
         return self.blocks[1](y)
 
 
+class _Reversible(torch.autograd.Function):
+    """As reversible layers have it: backward runs the layer again, and lets autograd put gradients where the layer's parameters are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None]:  # puts
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            torch.autograd.backward(ctx.layer(x), gradient)
+        return x.grad, None
+
+
+class Reversible(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Reversible.apply(self.first(x), self.layer)
+
+
+def reversible() -> Model:
+    model = MLP()
+    model.blocks[1] = nn.Sequential(Reversible(), model.blocks[1])
+    return model, vectors()
+
+
+def reversible_outermost() -> Model:
+    return Reversible(), vectors()
+
+
 def reversing() -> Model:
     return Reversing(), vectors()
 

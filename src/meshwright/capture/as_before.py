@@ -76,8 +76,12 @@ class Places:
 
     def changed(self) -> list[str]:
         """What holds another value than it did, in words."""
+        return list(self.given())
+
+    def given(self) -> dict[str, Any]:
+        """The same, with the value."""
         pairs = ((place.said.format(k), before.get(k, _ABSENT), x) for place, before in self._found for k, x in place.held().items())
-        return [said for said, old, new in pairs if old is not new and not (is_plain(new) and old == new)]
+        return {said: new for said, old, new in pairs if old is not new and not (is_plain(new) and old == new)}
 
     def tensors(self) -> list[tuple[torch.Tensor, str]]:
         """Each with what holds it, in words."""

@@ -1,7 +1,7 @@
 """Conversions to the type that something has: `self.router.to(torch.float32)` in a forward pass, `x.to(x.dtype)`.
 
 Eager PyTorch does nothing there. Tracing fails at the first (it swaps parameters that it holds), and keeps a call for the second, which would be
-planned, priced and could be cut at.
+planned, priced and could be cut at. Nor does it with `torch.tensor([])` among what is joined, which an empty cache of keys and values is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,15 @@ def idle_conversions_removed(graph: fx.Graph) -> bool:
         if n.target is not _ASSERTED:
             n.replace_all_uses_with(n.args[0])
         graph.erase_node(n)
-    return bool(idle)
+    joins = [n for n in graph.nodes if n.target is aten.cat.default and any(map(_empty, n.args[0])) and not all(map(_empty, n.args[0]))]
+    for n in joins:
+        n.args = ([x for x in n.args[0] if not _empty(x)], *n.args[1:])
+    return bool(idle) or bool(joins)
+
+
+def _empty(n: fx.Node) -> bool:
+    shape = n.meta["val"].shape
+    return len(shape) == 1 and isinstance(shape[0], int) and shape[0] == 0  # not a size that follows values
 
 
 def _same(given: Any, made: Any) -> bool:

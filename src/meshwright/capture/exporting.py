@@ -23,6 +23,7 @@ from meshwright.errors import MeshwrightError, Unsupported
 
 from .as_before import as_before
 from .assigned_buffers import changes_moved_down, copies_moved_up
+from .checks import CHECKED, Answers, answered, checks_of, split_off
 from .conversions import idle_conversions_removed, modules_left_as_they_are
 from .diagnose import Refusal, diagnose, quiet
 from .flatten import Left, flatten
@@ -34,16 +35,18 @@ from .losses import Objective, kept_tensors
 from .placed_tables import together
 from .resolve import ModelSource, place_of, shown
 from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
-from .torch_private import export_as_called, global_backward_hooks, noting_places
+from .torch_private import as_if_exported, export_as_called, global_backward_hooks, noting_places
 from .user_gradients import parameter_changes
 from .watched import NOT_THE_OWNERS, Watched, as_if_not_traced, watching
-from .whole_functions import FunctionsWhole, LastFunction
+from .whole_functions import JOINED, FunctionsWhole, LastFunction
 
 __all__ = ["exported_program", "line_of", "module_path", "places_noted"]
 
 _HOOKS = "the backward hooks of a module"
 _NOTING: ContextVar[bool] = ContextVar("lines of calls are noted", default=False)
 _BY_VALUE = ("DynamicOutputShapeException", "DataDependentOutputException")  # of an operator in a function whose results may have fixed shapes
+_OF_VALUES = (*_BY_VALUE, "GuardOnDataDependentSymNode", "a shape depends on values")  # where forward may have asked a tensor for its value
+_ANSWERS: ContextVar[Answers] = ContextVar("answers of checks", default={})  # noqa: B039 - never changed
 MAX_ROUNDS = 12  # exports of one model: each keeps at least one more class of modules whole
 
 
@@ -60,6 +63,7 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
     refusal: Refusal | None = None
     unfit: set[Any] = set()
     untold = False
+    answers: Answers | None = None
     left = _left(objective, source, mode, list(whole))
     with as_before(objective.model, objective.code), contextlib.ExitStack() as told:
         for _ in range(MAX_ROUNDS):
@@ -76,9 +80,16 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
                 notes, lines = _notes(_modules_of(objective), whole), ", ".join(seen.printed)
                 if lines:
                     notes.append(f"what forward prints ({lines}) is printed while the model is traced, not in training")
+                if checks := _lines_of(found):
+                    notes.append(f"forward checks its batch ({checks}): asked of every micro-batch before a step, and raised as it would raise")
                 if mode is not None and not left:
                     notes.append("whether forward reads what it left the time before is not known: it does not run by itself")
                 return found, tuple(notes)
+            if answers is None and found.message.startswith(_OF_VALUES) and mode is not None:
+                answers = _checks(objective, source, mode, list(whole))
+                told.enter_context(_answering(answers))
+                if answers:
+                    continue
             refusal = refusal or found  # the first says what stands in the way; later ones may come of keeping modules whole
             if found.in_python and not untold:
                 untold = True
@@ -89,6 +100,9 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
                 whole[found.function] = _why(found)
                 continue
             more = _modules_like(_modules_of(objective), found.module, whole)
+            if not more and JOINED not in whole and found.message.startswith(_OF_VALUES):
+                whole[JOINED] = _why(found)
+                continue
             if not more:
                 break
             for path in [p for p in _modules(whole) if any(p.startswith(f"{m}.") for m in more)]:
@@ -112,6 +126,24 @@ def _left(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
     with quiet(), mode:
         given = [Given(x, kept_tensors(objective)) for x in (source.inputs, *([x.clone() for x in source.inputs] for _ in range(RUNS - 1)))]
         return refuse_left_tensors(objective.model, objective.code, run, given)
+
+
+def _checks(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[Any]) -> Answers:
+    with quiet(), mode, _kept(objective, whole, source, None), as_if_exported():
+        return checks_of(lambda: objective(*source.inputs))
+
+
+@contextlib.contextmanager
+def _answering(answers: Answers) -> Iterator[None]:
+    token = _ANSWERS.set(answers)
+    try:
+        yield
+    finally:
+        _ANSWERS.reset(token)
+
+
+def _lines_of(exported: Any) -> str:
+    return ", ".join(dict.fromkeys(str(n.args[2]) for n in exported.checks.nodes if str(n.target) == CHECKED))
 
 
 def _why(found: Refusal) -> str:
@@ -149,6 +181,9 @@ def _once(
     if lost:
         first = lost[0]
         return Refusal(operator="", where=shown(first.where), module=_plain(first.module), message=f"export would lose {first.what}")
+    exported.checks, of_weights = split_off(exported)
+    if of_weights is not None:
+        return _refused(Left("what a check asks for is computed of more than the batch", dict(of_weights.meta)), source)
     detached = [name for name, x in exported.constants.items() if isinstance(x, torch.Tensor) and x.requires_grad]
     if detached:  # export would train a different function
         taken = Left(f"a gradient is taken inside forward, export detaches {detached[0]}", _use_of(exported, detached[0]))
@@ -163,7 +198,7 @@ def _once(
             return _once(objective, source, mode, whole, Seen(), places=True)
         raise parameter_changes(_plain(change[0]), line_of(change[1].meta) or source.name)
     moved = together(exported.graph) | copies_moved_up(exported.graph) | changes_moved_down(exported.graph)
-    if written_out(exported.graph) or moved or idle:
+    if written_out(exported.graph) or moved or idle or len(exported.checks.nodes) > 1:
         exported.graph_module.recompile()
     return exported
 
@@ -184,7 +219,7 @@ def _kept(objective: Objective, whole: Sequence[Any], source: ModelSource, unfit
     mode = FunctionsWhole(functions, source.name, source.batch_size)
     try:
         kept = kept_whole(_modules_of(objective), _modules(whole), source.name, source.batch_size)
-        with modules_left_as_they_are(), kept, mode if functions else contextlib.nullcontext():
+        with modules_left_as_they_are(), kept, answered(_ANSWERS.get()), mode if functions else contextlib.nullcontext():
             yield
     finally:
         if unfit is not None:

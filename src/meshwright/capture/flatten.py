@@ -23,7 +23,7 @@ from torch import fx
 
 from .torch_private import DispatchRecorder, autocast_kernel, constant_spec, functorch_block, mode_of, traced_below
 
-__all__ = ["Left", "flatten"]
+__all__ = ["Left", "flatten", "plain_call"]
 
 aten = torch.ops.aten
 
@@ -51,14 +51,16 @@ class _Cast:
 
 def flatten(exported: Any) -> list[Left]:
     """Rewrites the graph of an exported program in place where it is not flat; returns what could not be."""
-    if all(_plain(n) for n in exported.graph.nodes):
+    _unread_sizes_removed(exported.graph)
+    if all(plain_call(n) for n in exported.graph.nodes):
         return []
     made = _Flat(exported)
     made.run()
     return made.left
 
 
-def _plain(n: fx.Node) -> bool:
+def plain_call(n: fx.Node) -> bool:
+    """Whether a node is an input, the output, or a call of an operator that gives what has sizes."""
     if n.op != "call_function":
         return bool(n.op in ("placeholder", "output"))
     return _is_operator(n) and not _symbolic(n.meta.get("val"))
@@ -75,6 +77,19 @@ def _symbolic(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_symbolic, value))
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _unread_sizes_removed(graph: fx.Graph) -> None:
+    """Takes out values whose shape follows others where nothing reads them but what torch asserts of every size (`0 <= n <= most`)."""
+    for n in [n for n in reversed(graph.nodes) if isinstance(n.meta.get("val"), torch.Tensor) and _symbolic(n.meta["val"])]:
+        most = [x.meta["val"].numel() for x in n.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)]
+        sizes = [u for u in n.users if u.target is aten.sym_size.int]
+        bounds = [u for s in sizes for u in s.users]
+        asserts = [u for b in bounds for u in b.users]
+        trivial = all((b.target is operator.ge and b.args[1] == 0) or (b.target is operator.le and b.args[1] in most) for b in bounds)
+        if trivial and len(sizes) == len(n.users) and all(a.target is aten._assert_scalar.default for a in asserts):
+            for x in (*asserts, *bounds, *sizes, n):
+                graph.erase_node(x)
 
 
 def _floating(value: Any) -> bool:
@@ -242,7 +257,7 @@ class _Flat:
             for n in wanted or block[-1:]:
                 self.leave(n, env, f"{type(error).__name__}: {reason}")
             return
-        odd = next((n for n in found.graph.nodes if not _plain(n) and not _held_tensor(found, n)), None)
+        odd = next((n for n in found.graph.nodes if not plain_call(n) and not _held_tensor(found, n)), None)
         if odd is not None:
             for n in wanted or block[-1:]:
                 self.leave(n, env, f"{odd.target} is no operator")

@@ -61,6 +61,7 @@ class TracedForward:
     mode: Any = field(default=None, repr=False)  # the fake mode its tensors live in; None if they are real
     refusal: Refusal | None = None  # why export did not work
     exported: Any = field(default=None, repr=False)  # torch.export.ExportedProgram
+    checks: fx.Graph | None = field(default=None, repr=False)  # of the owner's, of inputs and constants (`checks`)
 
     def value(self, name: str) -> torch.Tensor:
         """The tensor of a parameter, buffer or input by value name."""
@@ -166,7 +167,7 @@ def trace_objective(objective: Objective, source: ModelSource, *, loss: str, mod
     calls = [n for n in graph.nodes if n.op == "call_function"]
     return TracedForward(
         graph_module=graph_module, placeholders=names, nodes=tuple(n.name for n in calls), buffers=buffers, notes=(*source.notes, *notes),
-        exported=exported, module_paths={n.name: module_path(n.meta) for n in calls}, **common,
+        exported=exported, checks=exported.checks, module_paths={n.name: module_path(n.meta) for n in calls}, **common,
     )  # fmt: skip
 
 

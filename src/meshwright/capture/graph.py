@@ -27,7 +27,7 @@ from .exporting import line_of, places_noted
 from .forward import MAX_REAL_BYTES, TracedForward, build_objective, built_and_traced, trace_forward, trace_objective
 from .joint import Joint, joint_by_aot, joint_by_make_fx
 from .nodes import StorageTable, forward_nodes, json_argument, operands, target_name, value_of
-from .opaque import measured_work, refuse_changes, refuse_left
+from .opaque import made_for_another_batch, measured_work, refuse_changes, refuse_left
 from .regions import counts_held
 from .repeats import cut, repeated_runs
 from .resolve import user_location
@@ -298,7 +298,10 @@ def _run_for_real(
         lines: list[Any] = str(error).strip().splitlines() or ["no message"]
         message = f"{operator} in module {path!r} fails: {type(error).__name__}: {lines[0]}"
         place = user_location(error, model.rpartition(":")[0]) or model
-        raise CaptureError(message, where=place, hint="the module fails on its own example inputs", data=data) from error
+        hint = "the module fails on its own example inputs"
+        if held := made_for_another_batch(real, place):
+            message, hint = f"{message}; {held}", "plan before forward has run, or make it anew in every forward, or for one sample"
+        raise CaptureError(message, where=place, hint=hint, data=data) from error
     nodes = (msgspec.structs.replace(nodes[0], forward=forward, backward=backward, random=True),)
     notes.append("captured as one opaque operator, run for real: it can be trained data-parallel, but not be cut")
     if missing:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from meshwright.errors import Unsupported
 from meshwright.graph.graph import Work
 
+from .as_before import Places
 from .diagnose import quiet
 from .flops import lacks_formula
 from .forward import TracedForward
@@ -19,16 +22,31 @@ from .losses import Objective, kept_tensors
 from .nodes import target_name
 from .resolve import place_of
 from .torch_private import DispatchRecorder
-from .user_gradients import parameter_changes
+from .user_gradients import gradients_returned, parameter_changes
 from .work import work_of
 
-__all__ = ["measured_work", "refuse_changes", "refuse_left"]
+__all__ = ["made_for_another_batch", "measured_work", "refuse_changes", "refuse_left"]
+
+
+def made_for_another_batch(traced: TracedForward, place: str) -> str:
+    """What the line at `place` (`file:line`) takes from the run before the trace, on another number of samples: ` attribute kept, ...`; "" if
+    nothing."""
+    file, _, line = place.rpartition(":")
+    words = set(re.findall(r"\w+", linecache.getline(file, int(line)))) if line.isdecimal() else set()
+    assert isinstance(traced.objective, Objective)
+    for x, said in Places(traced.objective.model, traced.objective.code).tensors():
+        if x.dim() and x.shape[0] not in (1, traced.batch_size) and said.startswith("attribute") and said.split()[1].rpartition(".")[2] in words:
+            return f"{said} holds a tensor of shape {tuple(x.shape)}, made for another batch than these {traced.batch_size} samples"
+    return ""
 
 
 def refuse_changes(traced: TracedForward) -> None:
-    """Raises: Unsupported where a forward pass on fakes, as far as it comes, changes a parameter."""
-    with quiet(), traced.mode or contextlib.nullcontext(), _parameters_kept(traced), contextlib.suppress(Exception):
-        traced.objective(*traced.inputs)
+    """Raises: Unsupported where a forward pass on fakes, as far as it comes, changes a parameter, or backward puts gradients into some."""
+    wanted = [p for p in traced.parameters.values() if p.requires_grad]
+    mode, returned = traced.mode or contextlib.nullcontext(), gradients_returned(traced.objective.model)
+    with quiet(), mode, torch.enable_grad(), returned, _parameters_kept(traced), contextlib.suppress(Exception):
+        loss = traced.objective(*traced.inputs)
+        torch.autograd.grad(loss, wanted, allow_unused=True)
 
 
 def refuse_left(traced: TracedForward) -> None:

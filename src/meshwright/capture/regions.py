@@ -22,7 +22,7 @@ from meshwright.errors import MeshwrightError, Unsupported
 from meshwright.graph.graph import Work
 
 from .torch_private import DispatchRecorder, calls_untraced, flat_tree, storage_key, without_hooks_where_refused
-from .user_gradients import parameter_changes
+from .user_gradients import gradients_returned, parameter_changes
 from .work import work_of
 
 __all__ = ["REGION", "REGION_BACKWARD", "Samples", "counts_held", "one_region", "region_saved_bytes", "region_work", "run_region"]
@@ -166,7 +166,8 @@ def _take_sample(
         with torch.random.fork_rng(devices=[]), around():
             values = values_of(value, seed)
             before = [x._version for x in values]
-            measured = _measured(region, values)
+            with gradients_returned(region.sampled[0]) if region.sampled is not None else nullcontext():
+                measured = _measured(region, values)
             for names, x, version in list(zip(region.names, values[region.tensors :], before[region.tensors :], strict=True)):
                 if names[0] in parameters and x._version != version:
                     raise parameter_changes(names[0], where)

@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 __all__ = [
-    "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "below_autocast", "calls_untraced", "checkpoints_run_plainly", "constant_spec",
+    "DispatchRecorder", "FakeTensorMode", "as_if_exported", "autocast_kernel",
+    "below_autocast", "calls_untraced", "checkpoints_run_plainly", "constant_spec",
     "custom_partitioner", "dispatch_mode", "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block",
     "global_backward_hooks", "held_weakly", "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "noting_places",
     "partition_saving", "register_constants", "replaced_autocast", "run_backward", "sac_tools", "storage_key", "torch_partition", "traced_below",
@@ -240,8 +242,6 @@ def partition_saving(
 
     Random operators, effects, collectives and the order of backward are treated as torch treats them.
     """
-    from unittest.mock import patch
-
     from torch._functorch import partitioners
 
     def chosen(graph: torch.fx.Graph, node_info: Any, memory_budget: float = 1) -> list[torch.fx.Node]:
@@ -272,8 +272,6 @@ def export_as_called() -> Iterator[None]:
 
     Otherwise it moves what lies between them into submodules, forgets one kind inside the other, and drops what has no result.
     """
-    from unittest.mock import patch
-
     from torch._export.passes import replace_autocast_with_hop_pass as of_autocast
     from torch._export.passes import replace_set_grad_with_hop_pass as of_gradients
 
@@ -283,6 +281,11 @@ def export_as_called() -> Iterator[None]:
     autocast = patch.object(of_autocast, "replace_autocast_with_hop_pass", as_it_is)
     with autocast, patch.object(of_gradients, "replace_set_grad_with_hop_pass", as_it_is):
         yield
+
+
+def as_if_exported() -> contextlib.AbstractContextManager[Any]:
+    """While it lasts, code that asks is told that it is exported."""
+    return patch.multiple(torch.compiler, _is_exporting_flag=True, _is_compiling_flag=True)
 
 
 def mode_of(tensors: Sequence[torch.Tensor]) -> Any:
@@ -385,8 +388,6 @@ def held_weakly() -> Any:
 @contextlib.contextmanager
 def checkpoints_run_plainly() -> Iterator[None]:
     """While it lasts, re-entrant activation checkpoints just run their function, with gradients exactly where they would have them."""
-    from unittest.mock import patch
-
     from torch.utils.checkpoint import CheckpointFunction
 
     def plain(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:

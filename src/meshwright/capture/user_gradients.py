@@ -18,7 +18,7 @@ from meshwright.errors import Unsupported
 
 from .resolve import place_of
 
-__all__ = ["functions_watched", "parameter_changes", "refuse_loss_parameters", "refuse_parameter_hooks"]
+__all__ = ["functions_watched", "gradients_returned", "parameter_changes", "refuse_loss_parameters", "refuse_parameter_hooks"]
 
 OF_TORCH = ("torch.", "meshwright.")  # whose functions compute the gradient of what they compute
 
@@ -54,6 +54,27 @@ def parameter_changes(name: str, where: str) -> Unsupported:
         hint="make it a buffer (register_buffer), which changes once per step, or change it after the optimizer's step",
         data={"cause": "parameter-changed", "parameter": name},
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def gradients_returned(module: nn.Module) -> Iterator[None]:
+    """Around a forward and a backward pass. Raises: Unsupported where backward puts gradients into the module's own parameters, which are not those
+    that the pass was given, nor a rank's: an `autograd.Function` that calls `torch.autograd.backward` does (reversible layers, for one)."""
+    used: list[type] = []
+    before = [(name, p, p.grad) for name, p in module.named_parameters()]
+    with functions_watched(used.append):
+        yield
+    names = [name for name, p, gradient in before if p.grad is not gradient]
+    for _, p, gradient in before:
+        p.grad = gradient
+    if names:
+        function = used[0] if used else None
+        raise Unsupported(
+            f"backward of {function.__qualname__ if function else 'forward'} puts the gradient of parameter {names[0]!r} into the parameter itself "
+            "(torch.autograd.backward within backward), and ranks have parameters of their own",
+            where=place_of(getattr(function, "backward", type(module).forward)), data={"cause": "user-gradients", "parameters": names},
+            hint="give the parameters to the function's apply and return their gradients (torch.autograd.grad); or checkpoint the layers instead",
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

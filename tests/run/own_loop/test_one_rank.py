@@ -47,6 +47,15 @@ class Branches(ByName):
         return super().forward(features if features.sum() > 0 else 1.0 * features, labels)
 
 
+class Checked(ByName):
+    """Says what it is given wrong."""
+
+    def forward(self, features, labels=None):
+        if labels is not None and labels.max() >= 4:
+            raise ValueError("no such class")
+        return super().forward(features, labels)
+
+
 def batch(seed=0, rows=4):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, 8, generator=generator), torch.randint(4, (rows,), generator=generator)
@@ -324,3 +333,19 @@ def test_under_torchrun_with_a_plan_file(tmp_path):
     assert json.loads((tmp_path / "out.json").read_text()) == pytest.approx(losses, rel=1e-5)
     found = torch.load(tmp_path / "out.json.pt", weights_only=True)
     assert all(torch.allclose(found[n], x, atol=1e-5) for n, x in state.items())
+
+
+def test_a_batch_with_which_forward_raises_is_refused_with_the_owners_line():
+    """The net is traced, not kept whole; each micro-batch is looked at before the step changes anything."""
+    model = made(Checked)
+    names = dict(zip(("features", "labels"), batch(), strict=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = mw.plan(model, names, fabric="laptop:1", optimizer=optimizer, microbatch=2)
+    step, before = mw.torch.parallelize(model, optimizer, plan), [p.detach().clone() for p in model.parameters()]
+    float(step(names))
+    after = [p.detach().clone() for p in model.parameters()]
+    assert len(plan.layout.segments[0].nodes) > 4 and any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    with pytest.raises(UsageError, match=r"forward raises for this batch: it checks `if labels is not None and labels\.max") as caught:
+        step({**names, "labels": torch.tensor([0, 1, 2, 4])})
+    assert caught.value.where.startswith("tests/run/own_loop/test_one_rank.py:")
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), after, strict=True))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...cost import Cost
-from ...errors import MissingExtra, UsageError
+from ...errors import MissingExtra, UsageError, in_python
 from ...fabric.fabric import Fabric
 from ...job import Recipe, Training
 from ...plan.plan import Plan
@@ -43,6 +43,7 @@ TWO_STATES = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta",
 DEFAULT_LEARNING_RATE = 1e-3
 
 
+@in_python
 def plan_model(
     model: torch.nn.Module | Callable[[], Any] | str, batch: Any = None, *, fabric: Fabric | str, optimizer: Any = "adamw",
     loss: str | Callable[..., Any] | None = None, global_batch: int | None = None, data: int | None = None, tensor: int | None = None,
@@ -135,6 +136,10 @@ def _of_jobs(
     from ...capture.live import standing
 
     live, *others = jobs
+    if others:
+        from ...capture.kept_by_shape import refuse_kept_by_shape
+
+        refuse_kept_by_shape(jobs)
     with standing(live.stands_for):
         plan = plan_training(live.job, fabric, cost, wishes=asked, budget=budget, without=without, watch=watch)
     made = []

@@ -13,7 +13,7 @@ from torch import nn
 from ...capture.live import LIVE, standing
 from ...capture.live_job import live_again
 from ...drive.plans import check_plan
-from ...errors import MeshwrightError, UsageError
+from ...errors import UsageError, in_python
 from ...plan.plan import Plan
 from ...plan.shapes import plans_of_shapes
 from ..gate.gate import GateReport, Stated, gate
@@ -35,6 +35,7 @@ class _OwnSamples:
         return tuple(x[(index + index // rows) % rows].detach().cpu() for x in self.tensors)
 
 
+@in_python
 def compare_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, batch: Any, *, loss: Callable[..., Any] | None = None,
     stated: Stated, limited: bool = True,
@@ -59,8 +60,4 @@ def compare_step(
     job = msgspec.structs.replace(live.job, optimizer=OPTIMIZER)
     own = replace(one, job={**one.job, "training": msgspec.to_builtins(job)})
     with standing({**live.stands_for, OPTIMIZER: lambda held, _: copy_for(optimizer, whole, dict(held))}):
-        try:
-            return gate(own, data=_OwnSamples(given), stated=stated, limited=limited)
-        except MeshwrightError as error:
-            error.say_in("python")
-            raise
+        return gate(own, data=_OwnSamples(given), stated=stated, limited=limited)

@@ -44,9 +44,7 @@ def require_plain(model: nn.Module, optimizer: torch.optim.Optimizer, layout: Tr
     if max(degrees) > 1 and optimizer_name(optimizer)[0].startswith("live:"):
         beyond = own_looks_beyond(optimizer, dict(model.named_parameters()), layout)
         if beyond is not None:
-            found = refused(kind.__name__, beyond, where=place_of(kind))
-            found.say_in("python")
-            raise found
+            raise refused(kind.__name__, beyond, where=place_of(kind))
 
 
 def equal_weights(model: nn.Module, group: Any) -> list[str]:

@@ -21,7 +21,7 @@ from ...capture.live import copied, standing
 from ...capture.live_job import LiveJob, live_again
 from ...capture.regions import REGION
 from ...drive.plans import check_plan, read_plan
-from ...errors import PlanMismatch, UsageError
+from ...errors import PlanMismatch, UsageError, in_python
 from ...plan.plan import Plan, TrainingLayout
 from ...plan.shapes import plans_of_shapes
 from ...program.calls import inline
@@ -52,6 +52,7 @@ __all__ = ["parallelize"]
 NOTHING_STATED = Stated()
 
 
+@in_python
 def parallelize(
     model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None,
     pad: Pad = None, compare: bool = True, stated: Stated = NOTHING_STATED,

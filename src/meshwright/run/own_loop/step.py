@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import MeshwrightError, RankFailed, RunError
+from ...errors import MeshwrightError, RankFailed, RunError, in_python
 from ...plan.plan import Plan
 from ..executor.executor import Executor, StepFailed
 from ..executor.held_groups import holds_group
@@ -56,6 +56,7 @@ class ParallelStep:
         tensors = [p.tensor for p in self.module.parameters.values()] + [x for _, x, _ in self.module.updated()]
         self._gradients = [(x, x.grad) for x in tensors if x.grad is not None]
 
+    @in_python
     def __call__(self, batch: Any) -> torch.Tensor:
         """The mean loss of the global batch before the update, the same on every rank: a float64 scalar on the processor, without a graph
         (its `backward` is refused by name: a loop that accumulates gradients gives the samples of an update together).
@@ -86,6 +87,7 @@ class ParallelStep:
         shape.batches.forget()
         return found.as_subclass(StepLoss)
 
+    @in_python
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The mean loss of a batch in evaluation mode, as of the owner's module after `eval()`: forward passes alone, on the weights as they are. The
         same on every rank, and all ranks call it; training goes on as if it had not been called.

@@ -66,7 +66,8 @@ class Constant(msgspec.Struct, frozen=True, array_like=True):
 
 class ForwardGraph(msgspec.Struct, frozen=True, dict=True):
     """`outputs[0]` is the loss. `modules`: path of the innermost module of each node, "" at the root, "loss" for the loss.
-    `tree`: the model's modules. `whole`: the calls at the whole batch, and `whole_inputs`, where data replicas share it (`plan.whole_batch`)."""
+    `tree`: the model's modules. `checks`: calls that come to what the owner checks of a micro-batch, beside those of the graph. `whole`: the calls at
+    the whole batch, and `whole_inputs`, where data replicas share it (`plan.whole_batch`)."""
 
     nodes: tuple[ForwardNode, ...]
     inputs: tuple[TensorInfo, ...]
@@ -76,6 +77,7 @@ class ForwardGraph(msgspec.Struct, frozen=True, dict=True):
     tree: tuple[ModuleNode, ...] = ()
     whole: tuple[ForwardNode, ...] = ()
     whole_inputs: tuple[TensorInfo, ...] = ()
+    checks: tuple[ForwardNode, ...] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, ForwardNode]:
@@ -136,12 +138,22 @@ def from_traced(traced: Any) -> ForwardGraph:
 
     Raises: Unsupported naming the node when it calls something that is not a registered operator, or a constant has no data.
     """
+    constants: dict[str, Constant] = {}
+    nodes, outputs = _calls(traced, traced.graph_module.graph, constants)
+    checks, _ = _calls(traced, traced.checks, constants) if traced.checks is not None else ([], ())
+    inputs = tuple(TensorInfo(tuple(x.shape), _dtype_name(x.dtype)) for x in traced.inputs)
+    return ForwardGraph(
+        tuple(nodes), inputs, outputs, constants, dict(traced.module_paths), module_tree(traced.objective.model).modules, checks=tuple(checks)
+    )  # fmt: skip
+
+
+def _calls(traced: Any, graph: Any, constants: dict[str, Constant]) -> tuple[list[ForwardNode], tuple[str, ...]]:
+    """(calls, names of what they give) of a graph whose placeholders carry value names; the constants that it reads are added."""
     names: dict[Any, str] = {}
     nodes: list[ForwardNode] = []
     outputs: tuple[str, ...] = ()
     own = {name.removeprefix("model.") for name, _ in traced.objective.named_buffers(remove_duplicate=False)}
-    constants: dict[str, Constant] = {}
-    for node in traced.graph_module.graph.nodes:
+    for node in graph.nodes:
         if node.op == "placeholder":
             value = str(node.meta["value"])
             kind, _, rest = value.partition(":")
@@ -157,8 +169,7 @@ def from_traced(traced: Any) -> ForwardGraph:
             outputs = tuple(names[x] for x in flat if x in names)
         else:
             raise Unsupported(f"node {node.name!r} is a {node.op} of {node.target}", hint="control flow cannot be cut into segments")
-    inputs = tuple(TensorInfo(tuple(x.shape), _dtype_name(x.dtype)) for x in traced.inputs)
-    return ForwardGraph(tuple(nodes), inputs, outputs, constants, dict(traced.module_paths), module_tree(traced.objective.model).modules)
+    return nodes, outputs
 
 
 def _constant(name: str, value: torch.Tensor) -> Constant:

@@ -29,6 +29,7 @@ from ..executor.transport import Transport
 from ..machine.process import POSITION
 from ..steps.forward_graph import ForwardGraph
 from .changed_buffers import refuse_changed, refuse_following, unseen_buffers
+from .checks import BatchChecks
 from .count_exchange import CountExchange
 from .data import Dataset, samples_in
 from .loader import seeded
@@ -108,7 +109,7 @@ class Evaluation:
         program = evaluation_program(plan)
         refuse_following(graph, layout)
         self.unseen = [b for b in unseen_buffers(graph, layout) if b in own.buffers]
-        self.work = _Work(program, layout, rank, own, data, None, seed=random_seed(plan.seed, PLACE))
+        self.work = _Work(program, layout, rank, own, data, None, seed=random_seed(plan.seed, PLACE), checks=BatchChecks(graph))
         memory = RankMemory(program, rank, data.device, local_values(layout, rank), module.flats, layout=layout)
         self.executor = Executor(
             program, fuse_lanes(program), rank, memory=memory, transport=transport, work=self.work,

@@ -13,7 +13,7 @@ from ...plan.plan import Segment
 from ..steps.forward_graph import ForwardGraph, ForwardNode, decode_argument, resolve
 from .loss_terms import IGNORED, LossTerm, argument
 
-__all__ = ["Awaited", "LossCounts", "counted_values", "divisors_of"]
+__all__ = ["Awaited", "GivenValues", "LossCounts", "counted_values", "divisors_of"]
 
 
 class Awaited:
@@ -75,7 +75,7 @@ class LossCounts:
     def of(self, inputs: Sequence[torch.Tensor]) -> dict[str, float]:
         """What a micro-batch adds to every count, by the value that is counted."""
         found: dict[str, float] = {}
-        known = _Values(self.graph, inputs, self.constants, self.buffers)
+        known = GivenValues(self.graph, inputs, self.constants, self.buffers)
         for term in self.terms.values():
             if term.how == "division":
                 found |= {leaf: float(known(leaf)) for leaf in term.leaves}
@@ -93,7 +93,7 @@ class LossCounts:
         if term.how == "loss":
             whole = sums[term.node]
         else:
-            known = _Values(self.graph, (), self.constants, self.buffers)
+            known = GivenValues(self.graph, (), self.constants, self.buffers)
             of = {leaf: sums[leaf] / microbatches if term.averaged else sums[leaf] for leaf in term.leaves}
             known.values |= {leaf: torch.tensor(x, dtype=self.divisors[term.node].dtype) for leaf, x in of.items()}
             whole = float(known(term.divisor))
@@ -135,7 +135,7 @@ class LossCounts:
             self.divisors[node].fill_(self.total(term, sums, microbatches))
 
 
-class _Values:
+class GivenValues:
     """Values of a graph that depend on inputs and constants alone, computed where they are asked for."""
 
     def __init__(

@@ -14,6 +14,7 @@ from ...plan.shards import local_values
 from ...program.program import Program
 from ..executor.memory import RankMemory
 from ..steps.forward_graph import ForwardGraph
+from .checks import BatchChecks
 from .count_exchange import CountExchange
 from .segments import RankModule, build_rank_module, module_of_shape
 from .update import Update, make_update
@@ -61,7 +62,10 @@ class RankBuilder:
         """What the steps do, and their memory. `dtype`: of values that the layout does not name, as those of sums under way; None: of gradients. The
         rest as of `TrainingWork`."""
         dtype = dtype or next((g.dtype for g in module.gradients.values()), torch.float32)
-        work = TrainingWork(self.program, self.layout, self.rank, module, data, update, seed=self.seed, exchange=exchange, alone=alone)
+        work = TrainingWork(
+            self.program, self.layout, self.rank, module, data, update, seed=self.seed, exchange=exchange, alone=alone,
+            checks=BatchChecks(self.graph),
+        )  # fmt: skip
         memory = RankMemory(
             self.program, self.rank, self.device, local_values(self.layout, self.rank), module.flats, dtype, layout=self.layout
         )  # fmt: skip

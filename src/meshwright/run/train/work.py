@@ -16,6 +16,7 @@ from ...plan.forward_again import AGAIN, remade_values
 from ...plan.plan import TrainingLayout
 from ...program.program import Program
 from ..executor.memory import RankMemory
+from .checks import BatchChecks
 from .compressed import STEPS, CompressedGroups
 from .count_exchange import CountExchange
 from .folds import GradientFolds
@@ -50,6 +51,7 @@ class TrainingWork:
     seed: int = 0
     alone: bool = False  # messages are left out: the steps are only timed
     step: int = 0
+    checks: BatchChecks | None = None
     exchange: CountExchange | None = None  # where a rank has the samples of its own replica only
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     _batches: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)  # what this rank reads, by the number of the input
@@ -79,6 +81,8 @@ class TrainingWork:
         for mb in range(lay.microbatches_of(replica)):
             if wanted := read.get(lay.copy(mb), set()):
                 found = own(mb)
+                if self.checks is not None:
+                    self.checks(found)
                 self._batches[mb] = {i: found[i] for i in wanted}
 
     def _count(self, counts: LossCounts, step: int, replica: int, own: Callable[[int], Sequence[torch.Tensor]]) -> None:
