@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from meshwright.check import check_program
+from meshwright.check.folded import orbits
 from meshwright.check.folded.fabric import folded_link_time
 from meshwright.check.folded.program import check_folded
 from meshwright.check.program.links import link_time
@@ -147,6 +148,19 @@ def test_mistakes_are_found_on_the_stored_lanes(op: str) -> None:
         assert not proved or whole.ok, (turn, step, whole.findings)
         wrong += not whole.ok
     assert wrong > 3
+
+
+@pytest.mark.parametrize("op", ["all-gather", "reduce-scatter", "all-reduce"])
+def test_chunks_that_travel_together_are_followed_as_one(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard is cut for a server that stays into as many parts as there are alike ones: 1,022, of 8,191 shards, were too many to follow."""
+    folded = planned(op, "dgx-h100:13", "box2/gpu3", pieces=1)[1].program
+    s = folded.steps
+    monkeypatch.setattr(orbits, "MAX_MOVES", int(s.count.sum()) // 4)
+    assert check_folded(folded) == []
+    step = int(np.flatnonzero(s.parts & Part.STORE)[0])
+    parts = s.parts.copy()
+    parts[step] ^= int(Part.STORE)
+    assert check_folded(replace(folded, steps=replace(s, parts=parts)))
 
 
 def moved_otherwise(p: Program, shift: int) -> Program:

@@ -1,0 +1,75 @@
+"""Cells: runs of chunks that no access of a folded program divides, so that the first chunk of one tells what all of them hold.
+
+Where chunks move with their ranks' blocks (`Fold.by_rank`), a shard of an alike server may be cut as finely as one of a server that stays, and yet
+always travel whole. Cells end where an access or its image ends, and with every block. Data must keep its place: what is read, sent, received, added
+and stored in one step has the same chunk numbers, a member's moved to it. Then all chunks of a cell have the same story, each of its own quantity.
+Anything else has cells of one chunk.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...program.fold import coordinates, image_chunks, members
+from ...program.program import Fold, Part, Program
+from ..program.order import Accesses, messages
+
+__all__ = ["Cells"]
+
+Ints = NDArray[np.int64]
+
+
+class Cells:
+    """`start`: the first chunk of every cell, the same in all buffers; `low`, `high`: numbers of the cells of ranges."""
+
+    def __init__(self, p: Program, fold: Fold, a: Accesses, quotient: Program) -> None:
+        chunks = set(p.buffers.chunks.tolist())
+        most = max(chunks, default=1)
+        alike = fold.by_rank and len(chunks) == 1 and _keeps_places(p, fold, quotient)
+        self.start: Ints = _starts(p, fold, a, most) if alike else np.arange(most, dtype=np.int64)
+
+    def low(self, chunk: Ints) -> Ints:
+        return np.searchsorted(self.start, chunk)
+
+    def high(self, chunk: Ints, count: Ints) -> Ints:
+        return np.searchsorted(self.start, chunk + count)
+
+
+def _starts(p: Program, fold: Fold, a: Accesses, chunks: int) -> Ints:
+    own = chunks // p.ranks
+    turn = gcd(own, *fold.buffer_shift[0].tolist())  # in the blocks of ranks that stay, images are multiples of it apart
+    still = np.isin(a.chunk // own, fold.fixed)
+    first = a.chunk % own
+    ends = np.stack([first, first + a.count])
+    moving = np.unique(np.append(ends[:, ~still] % own, 0))
+    staying = (np.unique(np.append(ends[:, still] % turn, 0)) + np.arange(0, own, turn)[:, None]).reshape(-1)
+    stays = np.isin(np.arange(p.ranks), fold.fixed)
+    return np.concatenate([block * own + (staying if stays[block] else moving) for block in range(p.ranks)])
+
+
+def _keeps_places(p: Program, fold: Fold, quotient: Program) -> bool:
+    """Whether all data stays at its chunk number, moved to the member that it is sent to."""
+    s = p.steps
+    both = ((s.parts & Part.READ) != 0) & ((s.parts & Part.STORE) != 0)
+    if np.any(both & (s.src_chunk != s.dst_chunk)):
+        return False
+    place = np.where((s.parts & Part.STORE) != 0, s.dst_chunk, s.src_chunk).astype(np.int64)
+    buffer = np.where((s.parts & Part.STORE) != 0, s.dst_buffer, s.src_buffer).astype(np.int64)
+    held = (s.parts & (Part.STORE | Part.READ)) != 0  # a step that only passes on what it receives has no place
+    m = messages(quotient)
+    if not held[m.send].all() or not held[m.recv].all():
+        return False
+    hops = coordinates(fold, p.channels.dst)[:, 0][m.channel]
+    everyone = members(fold)
+    for hop in np.unique(hops).tolist():
+        back = everyone[-hop % fold.members]
+        at = hops == hop
+        send, recv = m.send[at], m.recv[at]
+        number = buffer[send]
+        moved = image_chunks(fold, p.ranks, back, p.buffers.chunks[number], fold.buffer_shift[:, number], place[send])
+        if not np.array_equal(moved, place[recv]) or not np.array_equal(s.count[send], s.count[recv]):
+            return False
+    return True
