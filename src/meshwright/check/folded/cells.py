@@ -13,7 +13,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from ...program.fold import coordinates, image_chunks, members
+from ...program.fold import coordinates, image_chunks, members, representative
 from ...program.program import Fold, Part, Program
 from ..program.order import Accesses, messages
 
@@ -41,13 +41,15 @@ class Cells:
 def _starts(p: Program, fold: Fold, a: Accesses, chunks: int) -> Ints:
     own = chunks // p.ranks
     turn = gcd(own, *fold.buffer_shift[0].tolist())  # in the blocks of ranks that stay, images are multiples of it apart
-    still = np.isin(a.chunk // own, fold.fixed)
-    first = a.chunk % own
-    ends = np.stack([first, first + a.count])
-    moving = np.unique(np.append(ends[:, ~still] % own, 0))
-    staying = (np.unique(np.append(ends[:, still] % turn, 0)) + np.arange(0, own, turn)[:, None]).reshape(-1)
-    stays = np.isin(np.arange(p.ranks), fold.fixed)
-    return np.concatenate([block * own + (staying if stays[block] else moving) for block in range(p.ranks)])
+    block, first = np.divmod(a.chunk, own)
+    found: dict[int, Ints] = {}
+    ends = np.unique(np.concatenate([np.stack([representative(fold, block), x % own]) for x in (first, first + a.count)], axis=1), axis=1)
+    of = representative(fold, np.arange(p.ranks))
+    for rank in np.unique(of).tolist():
+        borders = np.append(ends[1, ends[0] == rank], 0)
+        stays = rank in fold.fixed
+        found[rank] = (np.unique(borders % turn) + np.arange(0, own, turn)[:, None]).reshape(-1) if stays else np.unique(borders)
+    return np.concatenate([number * own + found[rank] for number, rank in enumerate(of.tolist())])
 
 
 def _keeps_places(p: Program, fold: Fold, quotient: Program) -> bool:
