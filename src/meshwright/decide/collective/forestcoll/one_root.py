@@ -2,8 +2,8 @@
 
 A tree leaves the root's server for one other server, which sends to all the rest. Taking those servers round, with the root's staying where it is,
 gives as many images of it as there are other servers, and each of them is once the one that passes on: so it receives all and sends all but its own
-part, which is what its links can do. A piece goes four hops, however many servers there are. A few servers may differ from the rest, having lost a NIC
-or an accelerator: they stay where they are, too, and pass on nothing.
+part, which is what its links can do. A piece goes four hops, however many servers there are. A few servers may differ from the rest, having lost a
+NIC or an accelerator: they stay where they are, too, and pass on nothing.
 Source: broadcast as scatter and all-gather (van de Geijn; Chan et al., "Collective communication: theory, practice, and experience", 2007), with
 ForestColl's trees inside servers (arXiv 2402.06787); the fold is ours.
 """
