@@ -118,7 +118,7 @@ def test_pieces_are_as_many_as_the_alike_servers_need() -> None:
     """Parts of servers that differ are a small share of a shard each: their size is no reason for few pieces."""
     of, plan = planned("all-gather", "dgx-h100:40", "box3/nic5", size=1 << 30)
     time_s = simulated_time_s(plan.program, of.fabric, of.ranks, None)
-    assert plan.notes["pieces"] >= 128 and Fraction(plan.bound.value) > 0.98 * time_s
+    assert plan.notes["pieces"] >= 128 and Fraction(plan.bound.value) > 0.97 * time_s
 
 
 def test_blocks_go_by_the_links_that_are_left() -> None:

@@ -171,6 +171,7 @@ class _Home:
 
     def __init__(self, part: Part, how: Lowering, of: Part | None = None) -> None:
         self.part, self.how, self.whole = part, how, of or part
+        self.cuts = min(how.turns, part.units) if of else 1  # of a piece
         self.known: dict[int, list[tuple[int, int]]] = {}
 
     def actor(self, v: int) -> int:
@@ -200,8 +201,7 @@ class _Home:
             else:
                 base = part.shard * how.units + (whole.first - server * how.turn) % how.units
             first = base * how.stored_pieces + part.first - whole.first
-            cuts = 1 if part is whole else min(how.turns, part.units)
-            borders = [first + part.units * t // cuts for t in range(cuts + 1)]
+            borders = [first + part.units * t // self.cuts for t in range(self.cuts + 1)]
             self.known[server] = [(a + i * whole.units, z - a) for i in range(how.stored_pieces) for a, z in pairwise(borders)]
         return self.known[server]
 
@@ -287,7 +287,7 @@ def _climb(
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(v, tree.parent[v])
-        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1], src, dst))
+        channel[v] = b.channel(src, dst, depth=how.depth * home.cuts, route=routes.of(tree.paths[v][::-1], src, dst))
     done: dict[int, list[StepRef]] = {}
     hops, lanes = {tree.root: 0}, _Lanes(b, tree, how)
     for v in tree.order:
@@ -331,7 +331,7 @@ def _descend(
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(tree.parent[v], v)
-        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v], src, dst))
+        channel[v] = b.channel(src, dst, depth=how.depth * home.cuts, route=routes.of(tree.paths[v], src, dst))
     lanes = _Lanes(b, tree, how)
     below_height, has = dict.fromkeys(tree.order, 0), dict[int, list[StepRef]]()
     for v in reversed(tree.order[1:]):
