@@ -287,7 +287,7 @@ def _climb(
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(v, tree.parent[v])
-        channel[v] = b.channel(src, dst, depth=how.depth * home.cuts, route=routes.of(tree.paths[v][::-1], src, dst))
+        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1], src, dst))
     done: dict[int, list[StepRef]] = {}
     hops, lanes = {tree.root: 0}, _Lanes(b, tree, how)
     for v in tree.order:
@@ -331,6 +331,7 @@ def _descend(
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(tree.parent[v], v)
+        # Cut pieces wait to be passed on as whole ones do: as many bytes are in flight. What climbs is there at once, and would run ahead.
         channel[v] = b.channel(src, dst, depth=how.depth * home.cuts, route=routes.of(tree.paths[v], src, dst))
     lanes = _Lanes(b, tree, how)
     below_height, has = dict.fromkeys(tree.order, 0), dict[int, list[StepRef]]()
