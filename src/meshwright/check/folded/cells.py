@@ -9,6 +9,7 @@ Anything else has cells of one chunk.
 from __future__ import annotations
 
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from ..program.order import Accesses, messages
 __all__ = ["Cells"]
 
 Ints = NDArray[np.int64]
+Numbers = NDArray[np.integer[Any]]
 
 
 class Cells:
@@ -31,10 +33,10 @@ class Cells:
         alike = fold.by_rank and len(chunks) == 1 and _keeps_places(p, fold, quotient)
         self.start: Ints = _starts(p, fold, a, most) if alike else np.arange(most, dtype=np.int64)
 
-    def low(self, chunk: Ints) -> Ints:
+    def low(self, chunk: Numbers) -> Ints:
         return np.searchsorted(self.start, chunk)
 
-    def high(self, chunk: Ints, count: Ints) -> Ints:
+    def high(self, chunk: Numbers, count: Numbers) -> Ints:
         return np.searchsorted(self.start, chunk + count)
 
 

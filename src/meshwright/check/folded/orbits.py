@@ -151,7 +151,8 @@ def _values(p: Program, quotient: Program, claim: Claim, cells: Cells) -> list[F
     queue: list[deque[list[int]]] = [deque() for _ in hops]
     s, order = p.steps, Order(quotient)
     ranges = [x for chunk in (s.src_chunk, s.dst_chunk) for x in (cells.low(chunk), cells.high(chunk, s.count))]
-    rows = list(zip(*(x.tolist() for x in (s.parts, s.src_buffer, s.dst_buffer, s.chan_in, s.chan_out, *ranges)), strict=True))
+    columns = (s.parts, s.src_buffer, s.dst_buffer, s.chan_in, s.chan_out)
+    rows = list(zip(*(x.tolist() for x in columns), *(x.tolist() for x in ranges), strict=True))
     recv, read, store, add, send = (int(x) for x in (Part.RECV, Part.READ, Part.STORE, Part.ADD, Part.SEND))
     for step in order.step[order.order].tolist():
         part, src, dst, chan_in, chan_out, src_low, src_high, low, high = rows[step]
