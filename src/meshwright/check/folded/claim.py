@@ -55,6 +55,9 @@ class Claim:
         self.stays = np.isin(p.buffers.actor, lifted.fold.fixed).tolist()  # of every stored buffer
         self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
         self.parts = [0, *accumulate(n for _, _, n in c.outputs)]
+        # Contributions of one rank, and of all, in place above a value's quantity: made once, as they are as long as there are ranks.
+        self.of = [1 << (32 + rank) for rank in range(self.n)]
+        self.every = ((1 << self.n) - 1) << 32
         sizes = {n for _, _, n in c.inputs}
         whole = self.starts[-1] if c.op == "all-gather" else c.inputs[0][2]
         # Equal shares in rank order: otherwise one instance's chunk numbers are not those of the others moved.
@@ -72,7 +75,7 @@ class Claim:
         b, first, count = self.c.inputs[rank]
         if b != buffer or not first <= chunk < first + count or (self.c.op == "broadcast" and rank != self.c.root):
             return 0
-        return (1 << (32 + rank)) | (1 + (self.starts[rank] if self.c.op == "all-gather" else 0) + chunk - first)
+        return self.of[rank] | (1 + (self.starts[rank] if self.c.op == "all-gather" else 0) + chunk - first)
 
     def is_output(self, rank: int, buffer: int, chunk: int) -> bool:
         b, first, count = self.c.outputs[rank]
@@ -85,13 +88,13 @@ class Claim:
     def wanted(self, rank: int, chunk: int) -> int:
         at = chunk - self.c.outputs[rank][1]
         if self.c.op == "all-gather":
-            return (1 << (32 + at // self.c.inputs[0][2])) | (1 + at)
+            return self.of[at // self.c.inputs[0][2]] | (1 + at)
         if self.c.op == "all-to-all":
-            return (1 << (32 + at // self.block)) | (1 + rank * self.block + at % self.block)
+            return self.of[at // self.block] | (1 + rank * self.block + at % self.block)
         if self.c.op == "broadcast":
-            return (1 << (32 + self.c.root)) | (1 + at)
+            return self.of[self.c.root] | (1 + at)
         skip = self.parts[rank] if self.c.op == "reduce-scatter" else 0
-        return ((1 << self.n) - 1) << 32 | (1 + skip + at)
+        return self.every | (1 + skip + at)
 
     def require_symmetry(self) -> None:
         """The contract is its own image under offsets of which all others are sums.

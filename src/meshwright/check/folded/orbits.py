@@ -34,13 +34,14 @@ from ..program.races import check_races
 from ..program.values import QUANTITY_MASK
 from ..program.wellformed import check_form
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
+from .cells import Cells
 from .claim import Claim, wrong_cell
 
 __all__ = ["check_orbits"]
 
 Ints = NDArray[np.int64]
 
-MAX_MOVES = 20_000_000  # chunks moved by the stored steps: each is followed by an interpreted loop
+MAX_MOVES = 20_000_000  # cells (`cells`) moved by the stored steps: each is followed by an interpreted loop
 
 
 def check_orbits(p: Program, claim: Claim) -> list[Finding]:
@@ -53,11 +54,12 @@ def check_orbits(p: Program, claim: Claim) -> list[Finding]:
     found = check_form(quotient)
     if found:
         return found
+    cells = _cells(p, quotient)
     if find_cycle(quotient):
         raise Unsupported("the waits of representatives go round in a circle, perhaps through other members")
     if check_races(_alone(quotient)):
         raise Unsupported("accesses are ordered through other ranks, if at all")
-    return _values(p, quotient, claim)
+    return _values(p, quotient, claim, cells)
 
 
 def _quotient(p: Program) -> Program:
@@ -76,12 +78,19 @@ def _quotient(p: Program) -> Program:
     a = accesses(p)
     if np.any(b.alias_of >= 0) or not _keeps_ranges(p, fold, a):
         raise Unsupported("aliases, or ranges that members' images do not keep whole")
-    if int(s.count.astype(np.int64).sum()) > MAX_MOVES:
+    return replace(p, fold=None, contracts=(), channels=replace(p.channels, dst=representative(fold, p.channels.dst).astype(np.int32)))
+
+
+def _cells(p: Program, quotient: Program) -> Cells:
+    """Raises: Unsupported where they are too many, or where images meet."""
+    fold, a = require_folded(p), accesses(p)
+    cells = Cells(p, fold, a, quotient)
+    if int((cells.high(a.chunk, a.count) - cells.low(a.chunk)).sum()) > MAX_MOVES:
         raise Unsupported("too many chunks to follow one by one")
-    buffer, chunk = _touched(p, fold, a)
+    buffer, chunk = _touched(p, fold, a, cells)
     if fold.fixed and len(np.unique(_orbits(p, fold, buffer, chunk))) < len(chunk):
         raise Unsupported("images of a lane of a rank that stays touch the same chunks")
-    return replace(p, fold=None, contracts=(), channels=replace(p.channels, dst=representative(fold, p.channels.dst).astype(np.int32)))
+    return cells
 
 
 def _keeps_ranges(p: Program, fold: Fold, a: Accesses) -> bool:
@@ -95,13 +104,14 @@ def _keeps_ranges(p: Program, fold: Fold, a: Accesses) -> bool:
     return bool(np.all((own % turn == 0) & (a.chunk % own % turn + a.count <= turn)))
 
 
-def _touched(p: Program, fold: Fold, a: Accesses) -> tuple[Ints, Ints]:
-    """Buffers and chunks that stored lanes touch at ranks that stay, each once."""
+def _touched(p: Program, fold: Fold, a: Accesses, cells: Cells) -> tuple[Ints, Ints]:
+    """Buffers and first chunks of cells that stored lanes touch at ranks that stay, each once."""
     stays = np.isin(p.buffers.actor[a.buffer], fold.fixed)
-    rows = np.unique(np.stack([a.buffer[stays], a.chunk[stays], a.count[stays]]), axis=1).astype(np.int64)
-    inner = np.arange(int(rows[2].sum())) - np.repeat(np.cumsum(rows[2]) - rows[2], rows[2])
-    cells = np.unique(np.stack([np.repeat(rows[0], rows[2]), np.repeat(rows[1], rows[2]) + inner]), axis=1)
-    return cells[0], cells[1]
+    buffer, low, high = np.unique(np.stack([a.buffer[stays], cells.low(a.chunk[stays]), cells.high(a.chunk[stays], a.count[stays])]), axis=1)
+    width = high - low
+    inner = np.arange(int(width.sum())) - np.repeat(np.cumsum(width) - width, width)
+    found = np.unique(np.stack([np.repeat(buffer, width), np.repeat(low, width) + inner]), axis=1)
+    return found[0], cells.start[found[1]]
 
 
 def _orbits(p: Program, fold: Fold, buffer: Ints, chunk: Ints) -> Ints:
@@ -130,52 +140,55 @@ def _alone(quotient: Program) -> Program:
     return replace(quotient, steps=replace(s, parts=parts.astype(s.parts.dtype), chan_in=none, chan_out=none))
 
 
-def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
+def _values(p: Program, quotient: Program, claim: Claim, cells: Cells) -> list[Finding]:
     fold = require_folded(p)
     claim.require_in_place(int(p.buffers.chunks[0]))
     hops = coordinates(fold, p.channels.dst)[:, 0].tolist()  # a message of the representative arrives at so many members further on
     moved = _Moved(p, fold, each=claim.c.op == "all-to-all")
-    memory = [[claim.initial(b, c) for c in range(chunks)] for b, chunks in enumerate(p.buffers.chunks.tolist())]
+    starts = cells.start.tolist()
+    memory = [[claim.initial(b, c) for c in starts] for b in range(len(p.buffers))]
     writer = [[-1] * len(row) for row in memory]
     queue: list[deque[list[int]]] = [deque() for _ in hops]
     s, order = p.steps, Order(quotient)
-    columns = (s.parts, s.count, s.src_buffer, s.src_chunk, s.dst_buffer, s.dst_chunk, s.chan_in, s.chan_out)
-    rows = list(zip(*(x.tolist() for x in columns), strict=True))
+    ranges = [x for chunk in (s.src_chunk, s.dst_chunk) for x in (cells.low(chunk), cells.high(chunk, s.count))]
+    columns = (s.parts, s.src_buffer, s.dst_buffer, s.chan_in, s.chan_out)
+    rows = list(zip(*(x.tolist() for x in columns), *(x.tolist() for x in ranges), strict=True))
     recv, read, store, add, send = (int(x) for x in (Part.RECV, Part.READ, Part.STORE, Part.ADD, Part.SEND))
     for step in order.step[order.order].tolist():
-        part, count, src, src_chunk, dst, dst_chunk, chan_in, chan_out = rows[step]
+        part, src, dst, chan_in, chan_out, src_low, src_high, low, high = rows[step]
         value: list[int] = []
         if part & recv:
             value = moved(queue[chan_in].popleft(), hops[chan_in])
         if part & read:
-            here = memory[src][src_chunk : src_chunk + count]
+            here = memory[src][src_low:src_high]
             value = [_sum(x, y, step) for x, y in zip(value, here, strict=True)] if part & recv else here
         if part & store:
             if part & add and not part & recv:
-                value = [_sum(x, y, step) for x, y in zip(value, memory[dst][dst_chunk : dst_chunk + count], strict=True)]
-            memory[dst][dst_chunk : dst_chunk + count] = value
-            writer[dst][dst_chunk : dst_chunk + count] = [step] * count
+                value = [_sum(x, y, step) for x, y in zip(value, memory[dst][low:high], strict=True)]
+            memory[dst][low:high] = value
+            writer[dst][low:high] = [step] * (high - low)
         if part & send:
             queue[chan_out].append(value)
-    return _wrong(p, fold, claim, memory, writer, _touched(quotient, fold, accesses(quotient)))
+    return _wrong(p, fold, claim, (cells, starts), memory, writer, _touched(quotient, fold, accesses(quotient), cells))
 
 
-def _wrong(p: Program, fold: Fold, claim: Claim, memory: list[list[int]], writer: list[list[int]], touched: tuple[Ints, Ints]) -> list[Finding]:
+def _wrong(
+    p: Program, fold: Fold, claim: Claim, at: tuple[Cells, list[int]], memory: list[list[int]], writer: list[list[int]], touched: tuple[Ints, Ints]
+) -> list[Finding]:  # fmt: skip
     """Cells of outputs of stored ranks that do not hold what they must."""
-    cells = set(zip(*(x.tolist() for x in touched), strict=True))
-    orbits = np.unique(_orbits(p, fold, *touched)) if cells else np.zeros(0, np.int64)
+    (cells, starts), known = at, set(zip(*(x.tolist() for x in touched), strict=True))
+    orbits = np.unique(_orbits(p, fold, *touched)) if known else np.zeros(0, np.int64)
     found: list[Finding] = []
     for rank in np.unique(p.buffers.actor).tolist():
         buffer, first, count = claim.c.outputs[rank]
-        wrong = [
-            chunk for chunk in (range(first, first + count) if claim.promised(rank) else ()) if memory[buffer][chunk] != claim.wanted(rank, chunk)
-        ]
-        if cells and claim.stays[buffer] and wrong:
+        low, high = (int(np.searchsorted(cells.start, x)) for x in (first, first + count if claim.promised(rank) else first))
+        wrong = [i for i in range(low, high) if memory[buffer][i] != claim.wanted(rank, starts[i])]
+        if known and claim.stays[buffer] and wrong:
             # An image of a chunk that is looked at holds the image of what that one holds.
-            seen = np.isin(_orbits(p, fold, np.full(len(wrong), buffer), np.array(wrong)), orbits).tolist()
-            wrong = [chunk for chunk, known in zip(wrong, seen, strict=True) if not known or (buffer, chunk) in cells]
-        for chunk in wrong[: MAX_FINDINGS_OF_A_KIND - len(found)]:
-            found.append(wrong_cell(p, rank, buffer, chunk, memory[buffer][chunk], claim.wanted(rank, chunk), writer[buffer][chunk]))
+            seen = np.isin(_orbits(p, fold, np.full(len(wrong), buffer), cells.start[wrong]), orbits).tolist()
+            wrong = [i for i, image_of in zip(wrong, seen, strict=True) if not image_of or (buffer, starts[i]) in known]
+        for i in wrong[: MAX_FINDINGS_OF_A_KIND - len(found)]:
+            found.append(wrong_cell(p, rank, buffer, starts[i], memory[buffer][i], claim.wanted(rank, starts[i]), writer[buffer][i]))
     return found
 
 

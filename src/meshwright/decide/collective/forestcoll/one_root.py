@@ -2,8 +2,8 @@
 
 A tree leaves the root's server for one other server, which sends to all the rest. Taking those servers round, with the root's staying where it is,
 gives as many images of it as there are other servers, and each of them is once the one that passes on: so it receives all and sends all but its own
-part, which is what its links can do. A piece goes four hops, however many servers there are. One server may differ from the rest, having lost a NIC
-or an accelerator: it stays where it is, too, and passes on nothing.
+part, which is what its links can do. A piece goes four hops, however many servers there are. A few servers may differ from the rest, having lost a
+NIC or an accelerator: they stay where they are, too, and pass on nothing.
 Source: broadcast as scatter and all-gather (van de Geijn; Chan et al., "Collective communication: theory, practice, and experience", 2007), with
 ForestColl's trees inside servers (arXiv 2402.06787); the fold is ours.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 
 from ....errors import Unsupported
@@ -26,6 +28,8 @@ from .forest import Forest, choose_trees, require_sound, rounded_capacities
 __all__ = ["grown_from", "one_root_forest", "per_leaf", "reach"]
 
 MIN_OTHER_SERVERS = 2
+MIN_SHARE = Fraction(95, 100)  # of the optimum, where several servers differ: else other trees are looked for
+MAX_ODD_SERVERS = 8  # beside the root's: every one of them is stored
 
 
 def one_root_forest(graph: RateGraph, weight: Sequence[int], *, trees: int | None, max_trees: int, deadline: Deadline) -> Forest | None:
@@ -42,7 +46,7 @@ def one_root_forest(graph: RateGraph, weight: Sequence[int], *, trees: int | Non
         usual = Counter(s for x, s in enumerate(signatures) if x != home).most_common(1)[0][0]
         odd = [x for x, s in enumerate(signatures) if x != home and s != usual]
         shift = Shift(boxes, tuple(sorted((home, *odd))))
-        if shift.members < MIN_OTHER_SERVERS or len(odd) > 1 or (trees or 0) % shift.members:
+        if shift.members < MIN_OTHER_SERVERS or len(odd) > MAX_ODD_SERVERS or (trees or 0) % shift.members:
             return None
         optimum = worst_cut(graph, weight).ratio
         k, stretch = choose_trees(
@@ -53,17 +57,21 @@ def one_root_forest(graph: RateGraph, weight: Sequence[int], *, trees: int | Non
     except Unsupported:
         return None
     forest = Forest(graph, tuple(weight), k * shift.members, stretch * shift.members, optimum, found, shift, "one root")
+    # A server passes its part on to every one that differs, too: with more than one of them that is more than it receives.
+    fullest = max(Fraction(used, graph.arcs.get(arc, 0) or 1) for arc, used in forest.load.items())
+    forest = replace(forest, stretch=max(forest.stretch, fullest))
     require_sound(forest)
-    return forest
+    return forest if forest.ratio >= MIN_SHARE or len(odd) < 2 else None
 
 
 def _trees(graph: RateGraph, shift: Shift, root: int, k: int, capacities: dict[tuple[int, int], int], deadline: Deadline) -> tuple[Tree, ...]:
     """k trees that enter the first of the moving servers from the root's, and all others from there."""
     boxes, first, home = shift.boxes, shift.moving[0], shift.boxes.place[root][0]
     held = {arc: c for arc, c in capacities.items() if {boxes.place[v][0] for v in arc if v in boxes.place} & {first, *shift.stays}}
-    odd = next((x for x in shift.stays if x != home), -1)
+    odd = [x for x in shift.stays if x != home]
     # The server that has least to choose from says how many trees pass each outside node: one that differs, else the root's.
-    at_leaf = per_leaf(spread(*ports_of(boxes, odd, graph, held, inward=True), k)) if odd >= 0 else None
+    least = min(odd, key=lambda x: sum(ports_of(boxes, x, graph, held, inward=True)[1].values()), default=-1)
+    at_leaf = per_leaf(spread(*ports_of(boxes, least, graph, held, inward=True), k)) if odd else None
     exits = spread(*ports_of(boxes, home, graph, held, inward=False), k, at_leaf)
     if exits is None:
         raise Unsupported("the root's server has too few links to the network", hint=HINT)
@@ -89,9 +97,9 @@ def _trees(graph: RateGraph, shift: Shift, root: int, k: int, capacities: dict[t
             own.append(min(at_root, key=lambda t, v=leave.rank: _depth(t, v)))  # type: ignore[misc]
             at_root.remove(own[-1])
     grown = [grown_from(shift, root, tree, way, inside.take(way[2].rank)) for tree, way in zip(own, ways, strict=True)]
-    if odd >= 0:
-        entries = spread(*ports_of(boxes, odd, graph, held, inward=True), k, at_leaf)
-        reach(graph, boxes, odd, [way[1] for way in ways], grown, entries, held, deadline)
+    for x in odd:
+        entries = spread(*ports_of(boxes, x, graph, held, inward=True), k, at_leaf)
+        reach(graph, boxes, x, [way[1] for way in ways], grown, entries, held, deadline)
     return merged([tree.tree() for tree in grown])
 
 

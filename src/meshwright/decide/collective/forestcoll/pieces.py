@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ....cost import Transport
 from ....errors import UsageError
 from ..problem import CollectiveProblem
+from ..trees.parts import Part, turns_of
 from .arrival import HopTimes, arrival_s
 from .forest import Forest
-from .prepared import bandwidth_s
+from .prepared import Prepared, bandwidth_s
+from .windows import WINDOW_SERVERS
 
-__all__ = ["depth_of", "evenly_cut", "lead_of", "require_numbers", "round_number", "wanted_pieces"]
+__all__ = ["depth_of", "evenly_cut", "large_parts", "lead_of", "require_numbers", "round_number", "rounded", "wanted_pieces"]
 
 # Messages in flight on a channel of many pieces: the first is taken that lets a hop's latency overlap with the pieces that follow.
 DEPTHS = (4, 8, 16, 32, 64)
@@ -60,12 +62,15 @@ def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int,
     return round_number(wanted)
 
 
-def evenly_cut(problem: CollectiveProblem, units: int, most: int, hops: int) -> int:
-    """Of half of `most` to all pieces of `units` chunks each, those with least to send and to wait for: where chunks are small, much is padding."""
-    elements = -(-problem.size_bytes // problem.element_bytes)
+def evenly_cut(problem: CollectiveProblem, ready: Prepared, most: int, window: int) -> int:
+    """With limbs, of half of `most` to all pieces those with least to send and to wait for: chunks are small, and much is padding. Else `most`."""
+    if not ready.limbs:
+        return most
+    elements, units = -(-problem.size_bytes // problem.element_bytes), ready.units * ready.ranks
+    hops, turns = ready.forests[0].height, turns_of(ready.servers, window)
 
     def sent(pieces: int) -> float:
-        return -(-elements // (units * pieces)) * units * pieces * (1 + (hops - 1) / pieces)
+        return -(-elements // (units * pieces)) * units * pieces * (1 + (hops - 1) / (pieces * turns))
 
     return min(range(max(1, most // 2), most + 1), key=lambda pieces: (sent(pieces), -pieces))
 
@@ -90,6 +95,16 @@ def lead_of(problem: CollectiveProblem, forests: list[Forest], pieces: int, step
 
 def _latency_s(problem: CollectiveProblem) -> float:
     return max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
+
+
+def large_parts(parts: Sequence[Part]) -> int:
+    """Parts that say how small pieces are: those of servers that differ are a small share of a shard each."""
+    return sum(bool(part.limbs) for part in parts) or len(parts)
+
+
+def rounded(ready: Prepared, pieces: int) -> int:
+    """`round_number`, but where servers that differ leave few pieces: of those, all count, and `evenly_cut` chooses."""
+    return pieces if ready.limbs and ready.servers > WINDOW_SERVERS else round_number(pieces)
 
 
 def round_number(value: int) -> int:

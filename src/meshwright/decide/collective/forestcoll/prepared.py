@@ -77,9 +77,9 @@ class Prepared:
         count_work(WORK_PER_LOWERED_STEP_S * self.cut(quantum)[1] * how.stored_pieces)
         key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused, how.window
         if key not in self.lowered:
-            self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, pieces=how.stored_pieces))
+            self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, pieces=how.stored_pieces, depth=1))
         program = with_chunk_bytes(self.lowered[key], how.chunk_bytes)
-        channels = replace(program.channels, depth=np.full_like(program.channels.depth, how.depth))
+        channels = replace(program.channels, depth=program.channels.depth * how.depth)
         return replace(program, channels=channels, lanes=replace(program.lanes, repeat=np.full_like(program.lanes.repeat, how.repeat)))
 
     @cached_property

@@ -42,7 +42,7 @@ from .latency_relief import IDLE_PER_LATENCY_FACTOR, at_home, may_relieve, relie
 from .odd_servers import odd_forest
 from .one_root import one_root_forest
 from .paths import gather_forest
-from .pieces import depth_of, evenly_cut, lead_of, require_numbers, round_number, wanted_pieces
+from .pieces import depth_of, evenly_cut, large_parts, lead_of, require_numbers, rounded, wanted_pieces
 from .prepared import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
 from .throughput_estimate import LARGE_MESSAGE_BYTES, MAX_TRIED_RANKS, filled, most_steps, worth_of
 from .windows import in_windows, most_folded_steps, require_window
@@ -266,13 +266,13 @@ class ForestColl(CollectiveStrategy):
 
         def way(quantum: int, paced: bool, leads: bool = False) -> Way:
             parts, steps = ready.cut(quantum)
-            possible = min(wanted_pieces(problem, forests, len(parts) * ready.servers, **held), most // steps)
-            pieces = self.pieces or max(1, round_number(possible) // (self.lead or 1)) * (self.lead or 1)
+            possible = min(wanted_pieces(problem, forests, large_parts(parts) * ready.servers, **held), most // steps)
+            pieces = self.pieces or max(1, rounded(ready, possible) // (self.lead or 1)) * (self.lead or 1)
             lead = self.lead or (lead_of(problem, forests, pieces, steps) if leads and not self.depth else 1)
             depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), lead))  # else ranks of unlike longest ways block each other
             pace = self.pace if self.pace is not None else max(depth, MIN_PACE_PIECES, 2 * lead * (lead > 1)) * paced
             window, pieces = in_windows(ready, pieces, self.window, fixed=self.pieces is not None)
-            pieces = pieces if self.pieces or not ready.limbs else evenly_cut(problem, ready.units * len(problem.ranks), pieces, forests[0].height)
+            pieces = self.pieces or evenly_cut(problem, ready, pieces, window)
             return Way(quantum, pieces, pace if pieces > 1 and not window else 0, lead, window)
 
         require_window(ready, self.window)

@@ -9,20 +9,21 @@ Source: the rounds of direct exchange (Thakur and Gropp, EuroPVM/MPI 2003), seve
 from __future__ import annotations
 
 from ....errors import Unsupported
+from ..trees.parts import turns_of
 from .prepared import Prepared
 
-__all__ = ["in_windows", "most_folded_steps", "require_window"]
+__all__ = ["WINDOW_SERVERS", "in_windows", "most_folded_steps", "require_window"]
 
 MAX_PIECES_WITHOUT = 512  # programs of fewer pieces take windows: at the end of the last, a part in so many is still passed on inside
 WINDOW_SERVERS = 32
 MAX_FOLDED_STEPS = 1 << 21  # executed by the stored lanes of a folded program, which a simulator and a checker look at alone: seconds of a core
-MAX_FOLDED_STEPS_OF_ONE_ROOT = 1 << 23  # as many pieces as fill the pipeline of its hops: 4 s of a core. Twice as many: a report takes 5 GB
+MAX_FOLDED_STEPS_OF_STAYING = 1 << 23  # of one root, as many pieces as fill the pipeline: 4 s of a core. Twice as many: a report takes 5 GB
 MIN_TURNS = 512  # windows times pieces that are enough: 0.991 of the bound of an all-gather on 1,024 servers, where half as many reach 0.989
 
 
 def most_folded_steps(ready: Prepared) -> int:
-    """Steps up to which more pieces are chosen."""
-    return MAX_FOLDED_STEPS_OF_ONE_ROOT if ready.fixed and not ready.limbs else MAX_FOLDED_STEPS
+    """Steps up to which more pieces are chosen. Where many servers stand beside some that differ, two thirds are trees of the latter."""
+    return MAX_FOLDED_STEPS_OF_STAYING if ready.fixed and (not ready.limbs or ready.servers > WINDOW_SERVERS) else MAX_FOLDED_STEPS
 
 
 def in_windows(ready: Prepared, pieces: int, window: int | None, *, fixed: bool) -> tuple[int, int]:
@@ -33,7 +34,7 @@ def in_windows(ready: Prepared, pieces: int, window: int | None, *, fixed: bool)
     # What has come from one root is passed on a piece later, however it is split then.
     if not window or fixed or (ready.fixed and not ready.limbs):
         return window, pieces
-    return window, min(pieces, -(-MIN_TURNS // -(-(ready.servers - 1) // window)))
+    return window, min(pieces, -(-MIN_TURNS // turns_of(ready.servers, window)))
 
 
 def require_window(ready: Prepared, window: int | None) -> None:

@@ -21,7 +21,7 @@ With a `lead` of some pieces, ways of fewer hops stay so far behind: what others
 while the last of it still travels. Lanes then repeat in iterations of `lead` pieces, and shorter ways are an iteration behind.
 
 Limbs (`Part.limbs`) take ranges of a part on to other ranks from one that its trees reach. A reduction's limbs end there before that rank passes on
-its sum, and a broadcast's begin when it has what is broadcast.
+its sum, and a broadcast's begin when it has what is broadcast. All alike servers send theirs at once, so with a `window` they cut a piece finer.
 
 With a `window` (folded), a tree serves so many servers at once: a lane takes those that are `window` apart one after the other, in every piece. All
 at once, a piece enters all servers together, at its end, and what a server then still passes on inside is a part of one in `pieces`; in windows it is
@@ -30,6 +30,7 @@ one in `pieces` times servers / `window`. Lanes take edges in the order of the t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -137,6 +138,9 @@ def _keep_pace(sources: list[_Source], how: Lowering) -> None:
             first.lane.wait(i + pace, step)
 
 
+_Done = tuple[list[tuple[int, int]], list[StepRef]]  # spans of chunks, and the last step of each
+
+
 class _Routes:
     """Route of a path: None where the fabric's own routing takes it anyway, so that the program stays free of names."""
 
@@ -167,6 +171,7 @@ class _Home:
 
     def __init__(self, part: Part, how: Lowering, of: Part | None = None) -> None:
         self.part, self.how, self.whole = part, how, of or part
+        self.cuts = min(how.turns, part.units) if of else 1  # of a piece
         self.known: dict[int, list[tuple[int, int]]] = {}
 
     def actor(self, v: int) -> int:
@@ -196,7 +201,8 @@ class _Home:
             else:
                 base = part.shard * how.units + (whole.first - server * how.turn) % how.units
             first = base * how.stored_pieces + part.first - whole.first
-            self.known[server] = [(first + i * whole.units, part.units) for i in range(how.stored_pieces)]
+            borders = [first + part.units * t // self.cuts for t in range(self.cuts + 1)]
+            self.known[server] = [(a + i * whole.units, z - a) for i in range(how.stored_pieces) for a, z in pairwise(borders)]
         return self.known[server]
 
 
@@ -236,19 +242,29 @@ def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: _Routes, s
     below: list[dict[int, list[StepRef]]] = [{} for _ in limbs]
     if part.up is not None:
         # Limbs first: where one ends, its sums are there before the rank passes on its own. Limbs that add to the same chunks take turns.
-        ends: dict[int, list[list[StepRef]]] = {}
+        ends: dict[int, list[_Done]] = {}
         for i, (limb, at) in enumerate(limbs):
             root = _tree(limb.up).root
-            before = [below[j][root] for j in range(i) if _tree(limbs[j][0].up).root == root and limb.meets(limbs[j][0])]
+            before = [
+                (other.spans(root), below[j][root])
+                for j, (x, other) in enumerate(limbs[:i]) if _tree(x.up).root == root and limb.meets(x)
+            ]  # fmt: skip
             below[i] = _climb(b, _tree(limb.up), at, how, routes, sources, {root: before})
-            ends.setdefault(root, []).append(below[i][root])
+            ends.setdefault(root, []).append((at.spans(root), below[i][root]))
         climbed = _climb(b, part.up, home, how, routes, sources, ends)
     if part.down is not None:
         ready = _descend(b, part.down, home, how, routes, climbed, sources)
         for (limb, at), done in zip(limbs, below, strict=True):
             # The first waits for what the rank has from this part's trees, the others until their own contribution is sent.
             root = _tree(limb.down).root
-            _descend(b, _tree(limb.down), at, how, routes, {**done, root: ready[root]}, {})
+            here = [step for span in at.spans(root) for step in _latest([(home.spans(root), ready[root])], span)]
+            _descend(b, _tree(limb.down), at, how, routes, {**done, root: here}, {})
+
+
+def _latest(done: Sequence[_Done], span: tuple[int, int]) -> list[StepRef]:
+    """Of each, the last step whose chunks begin before the span ends: those before it come earlier in its lane."""
+    found = [(steps, bisect_left(spans, (sum(span),)) - 1) for spans, steps in done if steps]
+    return [steps[at] for steps, at in found if at >= 0]
 
 
 def _tree(tree: Tree | None) -> Tree:
@@ -258,11 +274,11 @@ def _tree(tree: Tree | None) -> Tree:
 
 def _climb(
     b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, sources: dict[int, list[_Source]],
-    ends: dict[int, list[list[StepRef]]] | None = None,
+    ends: dict[int, list[_Done]] | None = None,
 ) -> dict[int, list[StepRef]]:  # fmt: skip
     """Reduce towards the root; returns for every rank the step after which its chunks may be written again, per piece.
 
-    `ends`: by rank, last steps of what must have been added there before, per piece.
+    `ends`: by rank, last steps of what must have been added there before.
     """
     children: dict[int, list[int]] = {}
     # Late joiners are leaves far from the root: their sums arrive first at their parents; in windows lanes take all edges in the tree's order.
@@ -280,7 +296,7 @@ def _climb(
             hops[v] = hops[tree.parent[v]] + 1
         lane, out = lanes.of(here, v), channel.get(v)
         incoming, buffer = [channel[c] for c in children.get(v, [])], home.buffer(v)
-        before = [[row[i] for row in (ends or {}).get(v, ())] for i in range(len(home.spans(v)))]
+        before = [_latest((ends or {}).get(v, ()), span) for span in home.spans(v)]
         done[v] = [_climb_piece(lane, incoming, out, buffer, *span, after) for span, after in zip(home.spans(v), before, strict=True)]
         if v not in children and how.pace:
             sources.setdefault(here, []).append(_Source(lane, hops[v], home.part.units, tuple(done[v])))
@@ -315,7 +331,8 @@ def _descend(
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(tree.parent[v], v)
-        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v], src, dst))
+        # Cut pieces wait to be passed on as whole ones do: as many bytes are in flight. What climbs is there at once, and would run ahead.
+        channel[v] = b.channel(src, dst, depth=how.depth * home.cuts, route=routes.of(tree.paths[v], src, dst))
     lanes = _Lanes(b, tree, how)
     below_height, has = dict.fromkeys(tree.order, 0), dict[int, list[StepRef]]()
     for v in reversed(tree.order[1:]):
