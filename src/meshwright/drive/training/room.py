@@ -43,8 +43,8 @@ def require_room(context: Context) -> None:
     state = int(min(bounds.at(degrees).state_bytes(degrees, x) for x in ((0, 1, 2, 3) if level is None else (level,))))
     helps = [f"devices with {need} bytes or more", *_helps(context, bounds, found, need, limit)]
     raise Infeasible(
-        f"the job does not fit: no layout needs less than {need} bytes on some device, and devices have {limit}; least with {degrees}, weights, gradients "
-        f"and optimizer state alone {state}",
+        f"the job does not fit: no layout needs less than {need} bytes on some device, and devices have {limit}; least with {degrees}, weights, "
+        f"gradients and optimizer state alone {state}",
         where=f"device {context.fabric.devices[0].name}", hint=f"necessary, and perhaps not enough: {'; or '.join(helps)}",
         data={"needed_bytes": need, "limit_bytes": limit, "state_bytes": state, "layout": str(degrees), "necessary": helps},
     )  # fmt: skip
