@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ...decide.layout.grid import degrees_of
+from ...decide.layout.grid import degrees_of, with_experts
 from ...decide.layout.least_memory import LeastMemory, least_memory
 from ...decide.layout.problem import Degrees
 from ...errors import Infeasible
@@ -71,22 +71,15 @@ class _Bounds:
 
     def of(self, context: Context) -> Iterator[tuple[int, Degrees]]:
         """What the smallest micro-batch of every combination of degrees needs at least."""
-        level, expert, seen = _level(context), context.wish(LayoutWanted).expert, set[tuple[int, int, int, int]]()
-        for d in degrees_of(context.problem):
-            key = d.data, d.tensor, d.pipeline, d.context
-            if key not in seen:
-                seen.add(key)
-                yield self.at(d).least(_divided(d, expert), level), d
+        level, seen = _level(context), set[Degrees]()
+        for d in with_experts(degrees_of(context.problem), context.problem):
+            if (alike := replace(d, microbatch_size=1)) not in seen:
+                seen.add(alike)
+                yield self.at(d).least(d, level), d
 
 
 def _level(context: Context) -> int | None:
     return 0 if Sharding.name in context.without else context.wish(ShardingWanted).level
-
-
-def _divided(d: Degrees, expert: int | None) -> Degrees:
-    """With the expert degree that is asked for, as far as replicas divide by it (by tensor ranks the bound divides anyway), or the largest."""
-    wanted = d.replicas if expert is None else expert
-    return replace(d, expert=max(e for e in range(1, min(wanted, d.replicas) + 1) if d.replicas % e == 0))
 
 
 def _helps(context: Context, bounds: _Bounds, found: list[tuple[int, Degrees]], need: int, limit: int) -> Iterator[str]:
@@ -100,6 +93,6 @@ def _helps(context: Context, bounds: _Bounds, found: list[tuple[int, Degrees]], 
             yield f"without {', '.join(given)} (at least {least} bytes then)"
     for times in range(2, MAX_TIMES_DEVICES + 1):
         more = [replace(d, data=d.data * times) for _, d in found]
-        if any(bounds.at(d).least(_divided(d, wish.expert), level) <= limit for d in more):
+        if any(bounds.at(d).least(d, level) <= limit for d in more):
             yield f"{times * len(context.fabric.devices)} devices like these or more"
             return
