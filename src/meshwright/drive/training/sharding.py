@@ -132,12 +132,17 @@ class _Chooser:
 
     def _unfitting(self, replicated: list[Evaluated]) -> None:
         """Layouts that need more memory than there is, sharded more and more until they fit."""
+
+        def may_s(e: Evaluated) -> float:
+            """What it may take: where it was simulated no longer than that, whatever the closed form says."""
+            return min(self.context.hoped_s(e.candidate), e.time_s)
+
         over: dict[Any, Evaluated] = {}
-        for e in sorted((e for e in replicated if e.excess_bytes > 0), key=lambda e: self.context.hoped_s(e.candidate)):
+        for e in sorted((e for e in replicated if e.excess_bytes > 0), key=may_s):
             over.setdefault(e.candidate.degrees, e)
         for e in [*over.values()][:MAX_UNFITTING_LAYOUTS]:
             limit = min((x.time_s for x in self.judged if x.fits), default=float("inf"))
-            for level in (1, 2, 3) if self.context.hoped_s(e.candidate) < limit else ():
+            for level in (1, 2, 3) if may_s(e) < limit else ():
                 if self.looks.spent:  # to build a large layout takes seconds, too
                     return
                 tried = self._try(e, self.wanted.at(level))
