@@ -142,7 +142,8 @@ class _Chooser:
             over.setdefault(e.candidate.degrees, e)
         for e in [*over.values()][:MAX_UNFITTING_LAYOUTS]:
             limit = min((x.time_s for x in self.judged if x.fits), default=float("inf"))
-            for level in (1, 2, 3) if may_s(e) < limit else ():
+            # Simulated with sums after backward: beside it, a step may be shorter, but not than its least.
+            for level in (1, 2, 3) if e.candidate.least_s < limit else ():
                 if self.looks.spent:  # to build a large layout takes seconds, too
                     return
                 tried = self._try(e, self.wanted.at(level))
