@@ -104,6 +104,32 @@ def planned(name: str, devices: int, graph: Path, capture_s: float) -> dict[str,
     }  # fmt: skip
 
 
+def bounds(name: str, devices: int, graph: Path) -> dict[str, Any]:
+    """The two bounds of `layout search`: of any layout by its layer table, and of the family of the plan's degrees, in seconds."""
+    from meshwright.decide.layout.mixed.bounds import layout_bounds
+    from meshwright.drive.layout.search import find_layouts
+    from meshwright.drive.plans import read_fabric
+    from meshwright.graph.scale import at_batch
+    from meshwright.io.model.graph import read_graph
+    from meshwright.plan.precision import MIXED
+    from meshwright.probe.costs.name import load_cost
+
+    flags = PLANS[name][devices].split()
+    data, tensor, pipeline, expert, level = (int(flags[flags.index(flag) + 1]) for flag in ("--dp", "--tp", "--pp", "--ep", "--zero"))
+    fabric, captured_graph = read_fabric(f"dgx-h100:{devices // 8}"), read_graph(graph)
+    found = find_layouts(
+        lambda batch: at_batch(captured_graph, batch), fabric, load_cost("roofline", fabric), global_batch=MODELS[name][1][devices], precision=MIXED,
+        microbatches=(1,), tensors={1, 2, tensor}, levels=(level,), methods=("grid",), contexts=(1,), experts=expert, simulated=1, refine=0,
+    )  # fmt: skip
+    degrees = data, tensor, pipeline
+    mine = next(
+        c for j in (*found.found.ranked, *found.found.others) for c in [j.candidate]
+        if (c.layout.data, c.layout.stages[0].replicas[0].tensor, len(c.layout.stages)) == degrees
+    )  # fmt: skip
+    made = layout_bounds(found.problem, mine)
+    return {"universal_bound_s": made.universal_s, "family_bound_s": made.family_s, "family": made.family}
+
+
 def proved(name: str, devices: int, graph: Path, capture_s: float, folder: Path) -> dict[str, Any]:
     """A plan that is written, read and checked, and what its program needs."""
     path = folder / f"{name}-{devices // 8}.json.gz"
@@ -123,13 +149,17 @@ def proved(name: str, devices: int, graph: Path, capture_s: float, folder: Path)
     if not path.exists():
         return row
     plan = json.loads(gzip.decompress(path.read_bytes()))
-    found, bound_s = plan["prediction"], float(Fraction(plan["bound"]["value"]))
+    found, bound_s, two = plan["prediction"], float(Fraction(plan["bound"]["value"])), bounds(name, devices, graph)
     tokens = batch * SEQUENCE / found["time_s"] / devices
+    # The table prices experts that data replicas divide. Where tensor ranks divide them further, the plan is in none of its families.
+    of_table = plan["decisions"]["experts"]["options"].get("tensor", 1) == 1
     return row | {
         "step_s": found["time_s"], "bound_s": bound_s, "times_the_bound": found["time_s"] / bound_s, "tokens_per_s_gpu": tokens,
         "share_of_peak": tokens * model_flops(name) / PEAK_FLOPS, "memory_bytes": max(found["memory_peak_bytes"]),
         "worst_order_bytes": max(found["memory_worst_bytes"]), "device_bytes": 80 * 10**9, "phases_s": found["phases_s"],
         "recompute": plan["decisions"]["recompute"]["strategy"], "file_bytes": path.stat().st_size,
+        **two, "gap_to_any_layout": 1 - two["universal_bound_s"] / found["time_s"], "family_is_of_the_table": of_table,
+        "gap_to_family": 1 - two["family_bound_s"] / found["time_s"] if of_table else None,
     }  # fmt: skip
 
 

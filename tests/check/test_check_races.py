@@ -181,6 +181,22 @@ def test_use_after_the_last_step_is_found_also_through_an_alias() -> None:
         assert len(found) == 1 and "after the last step of its life" in found[0].message and found[0].witness["step"] == 1
 
 
+def test_users_that_are_last_steps_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer whose parts go to many ranks dies when all have been sent: n users and n last steps are not n * n questions."""
+    count = 40
+    b = ProgramBuilder(ranks=1)
+    x = b.buffer(0, chunks=count, chunk_bytes=4, name="x")
+    out = b.buffer(0, chunks=count, chunk_bytes=4, name="out")
+    first = b.lane(0).copy((out, 0), (x, 0), count)
+    for k in range(count):
+        b.dies_after(x, b.lane(0).copy((x, k), (out, k), after=[first]))
+    p = b.build()
+    asked: list[int] = []
+    own = Order.before
+    monkeypatch.setattr(Order, "before", lambda self, a, b: asked.append(len(a)) or own(self, a, b))  # type: ignore[func-returns-value]
+    assert check_races(p) == [] and sum(asked) < 6 * count
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 def test_tiny_programs(steps: int) -> None:
     b = ProgramBuilder(ranks=1)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from captured import captured
 from effort import few
 from meshwright.check import check_program
+from meshwright.check.folded import training as proof
 from meshwright.check.folded.fabric import folded_link_time
 from meshwright.check.folded.messages import ends_of
 from meshwright.check.folded.shadow import shadow
@@ -40,7 +41,7 @@ from meshwright.drive import plans as drive
 from meshwright.drive.pipeline.pipelines import make_strategy
 from meshwright.drive.training import evaluate, order
 from meshwright.drive.training.collectives import CollectivePlanner
-from meshwright.drive.training.folded import RankOrderRings, folded_step, worst_bytes
+from meshwright.drive.training.folded import RankOrderRings, folded_step, with_microbatches, worst_bytes
 from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.placements import placements_of, with_server_replicas
 from meshwright.drive.training.recompute import RecomputeWanted
@@ -404,3 +405,20 @@ def test_long_programs_are_bounded_along_the_computing_lane(monkeypatch: pytest.
     at_most = np.array(closures.peak_bytes) * 1.05
     needs = np.array(swept.peak_bytes) + np.array(swept.staging_bytes)
     assert np.all(needs[: flat.ranks] >= simulated[: flat.ranks]) and np.all(np.array(swept.peak_bytes) <= at_most)
+
+
+def test_what_every_micro_batch_moves_alike_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that replicas divide are gathered, and gradients summed, in every micro-batch: images of their parts are found in the first."""
+    images: list[int] = []
+    own = proof._FoldedStep.image
+    monkeypatch.setattr(proof._FoldedStep, "image", lambda self, *how: images.append(1) or own(self, *how))  # type: ignore[func-returns-value]
+    followed = []
+    for microbatches in (2, 6):
+        x = lowered((4, 1, 1), 3)
+        layout = with_microbatches(x.layout, microbatches)
+        rings = RankOrderRings(CollectivePlanner(fabric=x.fabric, transport=assumed_cost(x.fabric).transport), x.places)
+        program, callees = lower_training(x.graph, layout, one_f_one_b_order, rings, folded=True)
+        images.clear()
+        assert check_folded_training(program, callees, layout) == []
+        followed.append(len(images))
+    assert followed[0] == followed[1] > 0

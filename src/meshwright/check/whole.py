@@ -19,8 +19,8 @@ from ..program.program import Kind, Program
 from .bounds.certificate import check_bound
 from .folded.fabric import folded_link_time, folded_memory
 from .folded.program import check_folded
-from .folded.shadow import shadow
-from .folded.training import check_folded_training
+from .folded.shadow import Shadow, shadow
+from .folded.training import prove_folded
 from .job import check_bound_is_of_job, check_job
 from .kinds import OwnJob, check_own_bound, check_own_steps, own_job
 from .pipeline.filled import FillWork
@@ -59,14 +59,14 @@ def check_program(
         work: of a pipeline's step; fills: of the steps of a cycle for which the program stands, the other work they do.
         own: the job of a plan whose kind has one of its own (tasks, tables, exchanges).
     """
-    return _checked(program, programs or {}, layout, work, fills, own)[0]
+    return _checked(program, programs or {}, layout, work, fills, own, [])[0]
 
 
 def _checked(
     program: Program, table: Mapping[str, Program], layout: TrainingLayout | None, work: PipelineWork | None, fills: Sequence[FillWork],
-    own: OwnJob | None,
+    own: OwnJob | None, seen: list[Shadow],
 ) -> tuple[Verdict, Program | None]:  # fmt: skip
-    """As `check_program`; and the call-free, unfolded form that was checked, None where there is none."""
+    """As `check_program`; and the call-free, unfolded form that was checked, None where there is none: then `seen` gets what representatives see."""
     findings: list[Finding] = []
     notes: list[str] = []
     found = guarded("values", lambda: runs_once(program)) if work is not None and program.fold is None else []
@@ -76,7 +76,7 @@ def _checked(
     findings += found
     if plain is None and not found:  # folded, and too big to write out
         if len(program.calls):
-            return _folded_training(program, table, layout, notes), None
+            return _folded_training(program, table, layout, notes, seen), None
         findings += guarded("fold", lambda: _folded(program, notes))
     if plain is None:
         return Verdict(findings=tuple(findings), notes=tuple(notes)), None
@@ -149,11 +149,13 @@ def _callees(program: Program, table: Mapping[str, Program], notes: list[str]) -
     return findings
 
 
-def _folded_training(program: Program, table: Mapping[str, Program], layout: TrainingLayout | None, notes: list[str]) -> Verdict:
+def _folded_training(
+    program: Program, table: Mapping[str, Program], layout: TrainingLayout | None, notes: list[str], seen: list[Shadow]
+) -> Verdict:
     """A folded program that calls others and is too big to write out: its callees alone, then what its representatives see of it."""
     findings = _callees(program, table, notes)
     if not findings:
-        findings = guarded("fold", lambda: _proved(program, table, layout))
+        findings = guarded("fold", lambda: _proved(program, table, layout, seen))
     if not findings:
         notes.append("folded: form, deadlock, races and values proved on the representatives, collectives over a folded axis by their contracts")
         if layout is None:
@@ -162,9 +164,11 @@ def _folded_training(program: Program, table: Mapping[str, Program], layout: Tra
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
 
 
-def _proved(program: Program, table: Mapping[str, Program], layout: TrainingLayout | None) -> list[Finding]:
+def _proved(program: Program, table: Mapping[str, Program], layout: TrainingLayout | None, seen: list[Shadow]) -> list[Finding]:
     try:
-        return check_folded_training(program, table, layout)
+        proof = prove_folded(program, table, layout)
+        seen += [proof.shadow] if proof.shadow is not None else []
+        return proof.found
     except (Unsupported, TimeLimit) as error:
         text = f"{program.executed_steps} executed steps are too many to expand (limit {MAX_EXPANDED_STEPS}), and they are not proved folded: {error}"
         return [Finding(check="fold", message=text, status="unknown")]
@@ -237,12 +241,12 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     for name in sorted(set(plan.programs) - called):
         fills: list[FillWork] = []
         findings += guarded("values", lambda name=name, fills=fills: _fills(plan, name, fills))  # type: ignore[misc]
-        program = plan.programs[name]
-        verdict, plain = _checked(program, plan.programs, plan.layout, work[0] if work else None, fills, own[0] if own else None)
+        program, seen = plan.programs[name], list[Shadow]()
+        verdict, plain = _checked(program, plan.programs, plan.layout, work[0] if work else None, fills, own[0] if own else None, seen)
         findings += verdict.findings
         notes += verdict.notes
         if verdict.ok:
-            findings += guarded("plan", lambda p=program, flat=plain: _on_fabric(plan, p, flat, target[0], facts))  # type: ignore[misc]
+            findings += guarded("plan", lambda p=program, flat=plain, s=seen: _on_fabric(plan, p, flat, s, target[0], facts))  # type: ignore[misc]
     findings += guarded("plan", lambda: check_job(plan))
     findings += guarded("values", lambda: _recomputation(plan))
     findings += guarded("values", lambda: check_folds(plan))
@@ -308,11 +312,11 @@ def _cycle(plan: Plan) -> list[Finding]:
     return found
 
 
-def _on_fabric(plan: Plan, program: Program, flat: Program | None, fabric: Fabric, facts: dict[str, Any]) -> list[Finding]:
+def _on_fabric(plan: Plan, program: Program, flat: Program | None, seen: list[Shadow], fabric: Fabric, facts: dict[str, Any]) -> list[Finding]:
     """Links and memory of a sound program where the plan puts it. `flat`: its call-free, unfolded form; None: it is too big to write out."""
     claimed = plan.prediction.time_s if plan.prediction is not None and program is plan.main else None
     if flat is None:
-        return _folded_on_fabric(plan, program, fabric, claimed, facts)
+        return _folded_on_fabric(plan, program, seen, fabric, claimed, facts)
     found = guarded("links", lambda: check_links(flat, fabric, plan.placement, claimed))
     if found:
         return found
@@ -330,7 +334,9 @@ def _memory_facts(worst: WorstMemory, ranks: int) -> dict[str, Any]:
     return {"memory_worst_bytes": worst.needed_bytes[:ranks], "memory_worst_exact": all(worst.exact[:ranks])}
 
 
-def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: float | None, facts: dict[str, Any]) -> list[Finding]:
+def _folded_on_fabric(
+    plan: Plan, program: Program, seen: list[Shadow], fabric: Fabric, claimed: float | None, facts: dict[str, Any]
+) -> list[Finding]:
     """The same of a folded program that is too big to write out."""
 
     def links() -> list[Finding]:
@@ -338,7 +344,7 @@ def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: flo
         return found + busiest_link(time, fabric, claimed)
 
     def memory() -> list[Finding]:
-        made = shadow(program, plan.programs)
+        made = seen[0] if seen else shadow(program, plan.programs)
         worst = folded_memory(made)
         facts.update(_memory_facts(worst, made.program.ranks))
         return check_memory(made.program, worst, fabric, plan.placement)

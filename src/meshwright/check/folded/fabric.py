@@ -84,15 +84,19 @@ def _by_symmetry(fold: Fold, fabric: Fabric, on: Ints, p: Program, used: Ints, t
 
 
 def _by_listing(fold: Fold, fabric: Fabric, on: Ints, p: Program, used: Ints, total: Ints) -> dict[int, Fraction]:
-    load: dict[int, Fraction] = {}
+    load: dict[int, int] = {}
     if len(used) * fold.members > MAX_LISTED_ROUTES:
         raise Unsupported(f"{len(used)} routes of {fold.members} members are too many to look at, and the fabric shows no symmetry")
+    ranks = len(on)
+    pairs, of = np.unique(p.channels.src[used].astype(np.int64) * ranks + p.channels.dst[used], return_inverse=True)  # many join the same
+    sizes = np.zeros(len(pairs), np.int64)
+    np.add.at(sizes, of, total[used])
     for member in members(fold):
-        src, dst = on[image(fold, p.channels.src[used], member)], on[image(fold, p.channels.dst[used], member)]
-        for a, b, size in zip(src.tolist(), dst.tolist(), total[used].tolist(), strict=True):
+        src, dst = on[image(fold, pairs // ranks, member)], on[image(fold, pairs % ranks, member)]
+        for a, b, size in zip(src.tolist(), dst.tolist(), sizes.tolist(), strict=True):
             for link in fabric.route(a, b):
-                load[link] = load.get(link, Fraction(0)) + size
-    return load
+                load[link] = load.get(link, 0) + size
+    return {link: Fraction(size) for link, size in load.items()}
 
 
 def folded_memory(made: Shadow) -> WorstMemory:

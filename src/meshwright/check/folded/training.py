@@ -123,6 +123,7 @@ class _FoldedStep(TrainingStep):
         self.made = made
         self.names: list[tuple[object, ...]] = []
         self.sent_cells: dict[int, deque[list[int]]] = {}  # by channel, what is on its way
+        self.moved: dict[tuple[Any, ...], list[int]] = {}  # what collectives make of quantities (`images`)
         self.block: dict[str, int] = {}  # of a value that goes in blocks, one to each member: cells of a block
         super().__init__(made.program, order, layout, _slots(made))
         self.axis = [axis.name for axis in made.axes]
@@ -211,16 +212,28 @@ class _FoldedStep(TrainingStep):
         if (hi - lo) % size:
             raise Unsupported(f"cells of {self.p.buffer_name(call.buffer)} do not divide into {size} parts")
         if call.kind == "all-gather":
-            fresh = [self.image(memory[lo + k], axis.name, m, (lo, hi)) for m in range(size) for k in range(slot)]
-            self.store(root, lo, hi, fresh, step)
+            turns = [(k, m) for m in range(size) for k in range(slot)]
+            self.store(root, lo, hi, self.images(memory[lo : lo + slot], turns, axis.name, lo, hi), step)
             return
+        # Slot k of the representative gets its own part of slot 0 and, from member m, what the representative holds in slot size - m, moved by m.
+        turns = [((size - m) % size * slot + k, m) for k in range(slot) for m in range(size)]
+        moved = self.images(memory[lo:hi], turns, axis.name, lo, hi)
         kept = []
         for k in range(slot):
-            # Slot k of the representative gets its own part of slot 0 and, from member m, what the representative holds in slot size - m,
-            # moved by m.
-            terms = [self.image(memory[lo + (size - m) % size * slot + k], axis.name, m, (lo, hi)) for m in range(size)]
+            terms = moved[k * size : (k + 1) * size]
             kept.append(reduce(lambda a, b: self.add(a, b, step), terms) if axis.name == "tensor" else self.alike(terms, axis.name, step))
         self.store(root, lo, hi, kept + [self.garbage] * (hi - lo - slot), step)
+
+    def images(self, values: list[int], turns: list[tuple[int, int]], axis: str, lo: int, hi: int) -> list[int]:
+        """`image` of the i-th value by so much, for each (i, by). Over replicas, which quantity an image is does not depend on whose contributions it
+        has: where all values have the same, as weights and gradients do, every micro-batch's collective is that of the first."""
+        bits = values[0] & ~QUANTITY_MASK
+        if axis == "tensor" or min(values) <= 0 or any(value & ~QUANTITY_MASK != bits for value in values):
+            return [self.image(values[i], axis, by, (lo, hi)) for i, by in turns]
+        key = axis, lo, hi, len(turns), tuple([value & QUANTITY_MASK for value in values])
+        if (known := self.moved.get(key)) is None:
+            known = self.moved[key] = [self.image(values[i], axis, by, (lo, hi)) & QUANTITY_MASK for i, by in turns]
+        return [bits | quantity for quantity in known]
 
     def alike(self, terms: Sequence[int], axis: str, step: int) -> int:
         """The sum of what replicas have: each the same gradient, of its own micro-batches or positions."""

@@ -118,14 +118,17 @@ def _after_death(p: Program, order: Order, where: Addresses) -> list[Finding]:
         owner.append(up[a.buffer[hit]])
         up = np.where(up >= 0, p.buffers.alias_of[np.maximum(up, 0)], -1)
     row, buffer = np.concatenate(rows), np.concatenate(owner)
-    width = np.diff(last.ptr)[buffer]
-    pair = np.repeat(np.arange(len(row)), width)
-    end = last.values[np.repeat(last.ptr[buffer], width) + np.arange(len(pair)) - np.repeat(np.cumsum(width) - width, width)]
-    user = a.step[row[pair]]
-    # With several last steps the buffer dies when all are done, so one that the user precedes (or is) suffices.
-    fine = (user == end) | order.before(order.node(user, 0), order.node(end.astype(np.int64), 0))
-    covered = np.zeros(len(row), bool)
-    np.logical_or.at(covered, pair, fine)
+    user, first, width = a.step[row].astype(np.int64), last.ptr[buffer].astype(np.int64), np.diff(last.ptr)[buffer]
+    # With several last steps the buffer dies when all are done, so one that the user precedes (or is) suffices. Messages of a buffer to many ranks
+    # are all its last steps: most users are one, and most others come before the first.
+    ends = np.repeat(np.arange(len(p.buffers)), np.diff(last.ptr)) * np.int64(len(p.steps)) + last.values
+    covered = np.isin(buffer * np.int64(len(p.steps)) + user, ends)
+    turn, left = 0, np.flatnonzero(~covered & (width > 0))
+    while len(left):
+        end = last.values[first[left] + turn].astype(np.int64)
+        covered[left] = order.before(order.node(user[left], 0), order.node(end, 0))
+        turn += 1
+        left = left[~covered[left] & (width[left] > turn)]
     for k in np.flatnonzero(~covered)[:MAX_FINDINGS_OF_A_KIND].tolist():
         step, b = int(a.step[row[k]]), int(buffer[k])
         chunk = int(a.chunk[row[k]])

@@ -100,7 +100,8 @@ def _actors(p: Program) -> Iterator[Finding]:
         bad = (buffer >= 0) & (b.actor[np.maximum(buffer, 0)] != actor) if len(b) else np.zeros(len(s), bool)
         for step in np.flatnonzero(bad)[:MAX_FINDINGS_OF_A_KIND].tolist():
             yield _at(p, step, f"{what} {p.buffer_name(int(buffer[step]))}, which is on actor {int(b.actor[buffer[step]])}")
-    for step in np.flatnonzero(s.kind == Kind.COMPUTE).tolist():
+    computing = np.flatnonzero(s.kind == Kind.COMPUTE)
+    for step in computing[_strange(p, computing, actor)].tolist():
         op = int(s.op[step])
         for csr, what in ((p.ops.reads, "reads"), (p.ops.writes, "writes")):
             row = csr[op]
@@ -111,6 +112,22 @@ def _actors(p: Program) -> Iterator[Finding]:
     for k in np.flatnonzero(b.actor[last_owner] != actor[b.last.values])[:MAX_FINDINGS_OF_A_KIND].tolist():
         buffer = int(last_owner[k])
         yield _at(p, int(b.last.values[k]), f"ends the life of {p.buffer_name(buffer)}, which is on actor {int(b.actor[buffer])}")
+
+
+def _strange(p: Program, steps: np.ndarray[Any, Any], actor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which of these computing steps have an op with buffers of another actor."""
+    found = np.zeros(len(steps), bool)
+    for csr in (p.ops.reads, p.ops.writes):
+        op = np.repeat(np.arange(len(p.ops)), np.diff(csr.ptr))
+        first = (np.arange(len(op)) - csr.ptr[op]) % 3 == 0
+        op, owner = op[first], p.buffers.actor[csr.values[first]]
+        # An op's buffers are of one actor where the least and the most of them are.
+        least, most = np.full(len(p.ops), np.iinfo(np.int32).max), np.full(len(p.ops), -1)
+        np.minimum.at(least, op, owner)
+        np.maximum.at(most, op, owner)
+        of = p.steps.op[steps]
+        found |= (most[of] >= 0) & ((least[of] != actor[steps]) | (most[of] != actor[steps]))
+    return found
 
 
 def _channels(p: Program) -> Iterator[Finding]:

@@ -97,6 +97,7 @@ class WeightCells(Machine):
     role: list[str]
     found: list[Finding]
     places: dict[tuple[int, int], tuple[str, int, int, int]]  # (rank, buffer) -> what `place` says of it, with the cell that its first is
+    rows: dict[tuple[str, int, int, int, int], list[int]]  # what many cells hold, asked for in every micro-batch
 
     def in_cells(self, b: int) -> bool:
         """Weights that replicas divide are quantities cell by cell, others one."""
@@ -105,6 +106,12 @@ class WeightCells(Machine):
 
     def weight(self, state: str, rank: int, b: int, cell: int) -> int:
         return 1 << 32 | self.quantity(state, *self.place(rank, b, cell))
+
+    def weights(self, rank: int, b: int, lo: int, hi: int) -> list[int]:
+        """Old weights, cell by cell."""
+        if (known := self.rows.get(("old", rank, b, lo, hi))) is None:
+            known = self.rows["old", rank, b, lo, hi] = [self.weight("old", rank, b, cell) for cell in range(lo, hi)]
+        return known
 
     def quantity(self, *name: object) -> int:
         return self.number.setdefault(name, len(self.number) + 1)

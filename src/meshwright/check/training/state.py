@@ -51,7 +51,7 @@ class StepState(WeightCells):
         self.split = {v.name for v in layout.values if v.split is not None}
         touched = {v for s in layout.segments for v in (*s.gathers, *s.sum_writes, *((*s.reads, *s.writes) if s.sequence else ()))}
         self.along = self.split & touched  # along the sequence
-        self.number, self.places = {}, {}
+        self.number, self.places, self.rows = {}, {}, {}
         self.found = []
         self.coordinates = [layout.coordinates(rank) for rank in range(layout.ranks)]
         self._names = [_named(name) for name in p.buffers.name]
@@ -105,6 +105,13 @@ class StepState(WeightCells):
         _, replica, tensor = self.coordinates[rank]
         share = self.group(self.data.named(b, self.p.buffers.name[b]), tensor).index(tensor)
         return self.contribution(key, microbatch, replica, share) << 32 | self.quantity("gradient", *self.place(rank, b, cell))
+
+    def gradients_of(self, key: str, microbatch: int, rank: int, b: int, lo: int, hi: int) -> list[int]:
+        """`gradient`, cell by cell: which contribution it is, is the same in all of them, and which cell is the same in every micro-batch."""
+        if (known := self.rows.get((key, rank, b, lo, hi))) is None:
+            known = self.rows[key, rank, b, lo, hi] = [self.gradient(key, microbatch, rank, b, cell) & QUANTITY_MASK for cell in range(lo, hi)]
+        bits = self.gradient(key, microbatch, rank, b, lo) & ~QUANTITY_MASK if lo < hi else 0
+        return [bits | quantity for quantity in known]
 
     def whole_gradient(self, rank: int, b: int, cell: int) -> int:
         """What the optimizer must find in a cell: every contribution of every replica."""

@@ -33,6 +33,7 @@ partial sums over the tensor-parallel ranks, and the layout must say so.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -67,6 +68,12 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
         step.weights_at_the_end()
         step.kept_at_the_end()
     return step.found[:MAX_FINDINGS_OF_A_KIND]
+
+
+def _unlike(first: int, have: list[int], want: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Where two rows of cells differ."""
+    if have != want:
+        yield from ((first + k, a, b) for k, (a, b) in enumerate(zip(have, want, strict=True)) if a != b)
 
 
 class TrainingStep(StepState):
@@ -208,11 +215,14 @@ class TrainingStep(StepState):
         kind, value, number = self.named(b)
         root, lo, hi = self.locate(b, first, count, 0)
         base = self.locate(b, 0, 1, 0)[1]
+        if self.in_cells(b):
+            for spoilt in _unlike(lo, self.memory[root][lo:hi], self.weights(rank, b, lo, hi)):
+                self.mismatch(step, b, *spoilt)
+                break
+            return
         for cell in range(lo, hi):
             have = self.memory[root][cell]
-            if self.in_cells(b):
-                want = self.weight("old", rank, b, cell)
-            elif self.role[b] in GIVEN and (kind != "inputs" or number == str(mb)):
+            if self.role[b] in GIVEN and (kind != "inputs" or number == str(mb)):
                 want = self.old
             elif number != str(mb) or kind not in ("act", "actall", "actagain", "grad", "gradall", *KEPT):
                 self.wrong(step, f"reads {self.p.buffers.name[b]}, which is not of micro-batch {mb}")
@@ -241,10 +251,9 @@ class TrainingStep(StepState):
         if part_here is not None and part_here.kind == "gradfull" and part_here.number != mb:
             self.wrong(step, f"writes {self.p.buffers.name[b]}, which is not of micro-batch {mb}")
             return
-        for cell in range(lo, hi):
-            if self.role[b] == "gradient":
-                fresh.append(self.gradient(s.key, mb, rank, b, cell))
-                continue
+        if self.role[b] == "gradient":
+            fresh = self.gradients_of(s.key, mb, rank, b, lo, hi)
+        for cell in range(lo, hi) if self.role[b] != "gradient" else ():
             if kind in ("act", "actsum"):
                 bit = 1 << (self.part_of(value, rank, part) if self.parts(s, value, gradient=False) > 1 else 0)
             elif kind in ("grad", "gradpart"):

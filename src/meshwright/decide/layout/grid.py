@@ -41,7 +41,7 @@ from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import usable_regions
 from .unlike_devices import EVEN, Division
 
-__all__ = ["CITE", "Grid", "degrees_of"]
+__all__ = ["CITE", "Grid", "degrees_of", "with_experts"]
 
 CITE = Cite(
     key="narayanan2021efficient",
@@ -90,7 +90,7 @@ class Grid(DegreesStrategy):
         fits: list[LayoutCandidate] = []
         refused: list[LayoutCandidate] = []
         regions: dict[tuple[int, int, str, int, bool], tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
-        for degrees in _with_experts(_with_exchange(_with_sequence(degrees_of(problem), self.tensor_options.sequence)), problem):
+        for degrees in with_experts(_with_exchange(_with_sequence(degrees_of(problem), self.tensor_options.sequence)), problem):
             if self.refuse is not None and (why := self.refuse(degrees)):
                 refused.append(LayoutCandidate(degrees=degrees, why=why))
                 continue
@@ -164,7 +164,7 @@ def _of_a_rank(problem: LayoutProblem, degrees: Degrees) -> OpGraph:
     return experts_graph(graph, degrees.expert, problem.routing, degrees.tensor, copies)
 
 
-def _with_experts(found: Iterator[Degrees], problem: LayoutProblem) -> Iterator[Degrees]:
+def with_experts(found: Iterator[Degrees], problem: LayoutProblem) -> Iterator[Degrees]:
     """With the expert degree that is asked for, or every one that the replicas and the experts divide by. One that replicas do not divide by is
     folded: tensor ranks divide what a replica has."""
     for degrees in found:

@@ -31,6 +31,7 @@ from .no_plan import no_plan
 from .order import MAX_PLANNED_DEVICES
 from .pipeline import Schedule
 from .recompute import Recompute
+from .room import require_room
 from .sharding import Sharding, ShardingWanted, as_wanted
 from .step_end import at_peak_of, statistics_of
 from .wishes import LayoutWanted, PrecisionWanted, StepPrices, Wishes
@@ -104,6 +105,7 @@ def begin(context: Context) -> Found:
     where nothing fits."""
     for decision in context.made:
         decision.require(context)
+    require_room(context)
     return _with_winner(context, choose(replace(context, sketching=True)))
 
 

@@ -36,8 +36,9 @@ __all__ = ["Layout"]
 
 # Micro-batch sizes simulated per combination of degrees, best closed form first.
 MAX_SIZES_PER_DEGREES = 2
-# Candidates simulated in one search, however much counted work is left.
+# Candidates simulated in one search that fit, and those that do not, however much counted work is left.
 MAX_SIMULATED = 40
+MAX_UNFIT = 120
 # Candidates whose closed form is so many times the fastest simulated step are left out.
 MAX_TIMES_FASTEST = 4.0
 
@@ -90,8 +91,8 @@ class _Search:
         self.context, self.judged = context, list[Evaluated]()
         self.refusal = Refusal(context)
         self.seen: Counter[Degrees] = Counter()
-        self.smaller: list[LayoutCandidate] = []  # large ones of further micro-batch sizes, for when none of the first sizes fits
-        self.simulated, self.fastest_s = 0, float("inf")
+        self.further: list[LayoutCandidate] = []  # of further micro-batch sizes, for when the first do not fit
+        self.fitting, self.unfitting, self.fastest_s = 0, 0, float("inf")
         # A level that is asked for is part of every candidate: at another one nobody needs their times, and they may not fit.
         wanted = context.wish(ShardingWanted)
         self.sharding = wanted.at(wanted.level) if wanted.level and Sharding.name not in context.without else PLAIN
@@ -101,15 +102,16 @@ class _Search:
         candidates = replace(self.context.grid(self.refusal), sharding=self.sharding).plan(self.context.problem)
         candidates.sort(key=lambda c: (c.layout is None, self.context.hoped_s(c)))
         unfit = [self.unfit(c) for c in candidates]
-        looks = Looks(sum(not why for why, _ in unfit) + len(self.smaller), self.context.budget.work_s)
+        looks = Looks(sum(not why for why, _ in unfit) + len(self.further), self.context.budget.work_s)
         for c, (why, excess_bytes) in zip(candidates, unfit, strict=True):
             why, before = why or self.hopeless(c, looks), len(self.judged)
             if not why and not looks.at(partial(self.judge, c)) and len(self.judged) == before:
                 why = "not simulated: the time limit"
             if why:
                 self.judged.append(Evaluated(candidate=c, why=why, excess_bytes=excess_bytes))
-        for c in self.smaller if self.fastest_s == float("inf") else ():
-            if not self.hopeless(c, looks):
+        nothing_fits = self.fastest_s == float("inf")
+        for c in self.further:
+            if (nothing_fits if self.context.is_large(c) else self.relieves(c)) and not self.hopeless(c, looks):
                 known = self.judged
                 self.judged = [e for e in known if e.candidate is not c]
                 if not looks.at(partial(self.judge, c)):
@@ -133,12 +135,19 @@ class _Search:
         self.seen[degrees] += 1
         if self.seen[degrees] <= MAX_SIZES_PER_DEGREES:
             return "", 0
-        self.smaller += [c] if self.context.is_large(c) else []
+        self.further.append(c)
         return _behind(c), 0
+
+    def relieves(self, c: LayoutCandidate) -> bool:
+        """Whether larger micro-batches of the same degrees need more than there is as they are: then this one may need less, or less of it again."""
+        alike = replace(c.degrees, microbatch_size=1)
+        same = (e for e in self.judged if e.timeline is not None and replace(e.candidate.degrees, microbatch_size=1) == alike)
+        tight = any(e.excess_bytes > 0 and e.candidate.degrees.microbatch_size > c.degrees.microbatch_size for e in same)
+        return tight and c.estimate_s < self.fastest_s
 
     def hopeless(self, c: LayoutCandidate, looks: Looks) -> str:
         """Why a candidate is not simulated after what was, or nothing."""
-        if self.simulated >= MAX_SIMULATED:
+        if self.fitting >= MAX_SIMULATED or self.unfitting >= MAX_UNFIT:
             return _behind(c)
         if looks.spent:
             return f"not simulated: the search's work, {self.context.budget.work_s:g} s, is done"
@@ -156,7 +165,8 @@ class _Search:
             others = [v for d in context.made for v in d.variants(c, placement, context)]
             found = [e for variant in (c, *others) for e in context.judge(variant, placement, name, self.fastest_s)]
             self.judged += found
-            self.simulated += len(found)
+            fitting = sum(e.fits for e in found)
+            self.fitting, self.unfitting = self.fitting + fitting, self.unfitting + len(found) - fitting
             for e in found:
                 if e.excess_bytes <= 0 and e.time_s < self.fastest_s:
                     self.fastest_s, innermost().best = e.time_s, f"{e.candidate.what}, {show_time(e.time_s)} a step"

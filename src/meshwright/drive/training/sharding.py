@@ -29,7 +29,7 @@ __all__ = ["Sharding", "ShardingWanted", "as_wanted"]
 # Layouts that fit, fastest first, that are tried sharded and overlapped.
 MAX_FITTING_LAYOUTS = 1
 # Layouts that do not fit, best closed form first, that are tried sharded.
-MAX_UNFITTING_LAYOUTS = 4
+MAX_UNFITTING_LAYOUTS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +132,20 @@ class _Chooser:
 
     def _unfitting(self, replicated: list[Evaluated]) -> None:
         """Layouts that need more memory than there is, sharded more and more until they fit."""
-        limit = min((e.time_s for e in self.judged if e.fits), default=float("inf"))
+
+        def may_s(e: Evaluated) -> float:
+            """What it may take: where it was simulated no longer than that, whatever the closed form says."""
+            return min(self.context.hoped_s(e.candidate), e.time_s)
+
         over: dict[Any, Evaluated] = {}
-        for e in sorted((e for e in replicated if e.excess_bytes > 0), key=lambda e: self.context.hoped_s(e.candidate)):
+        for e in sorted((e for e in replicated if e.excess_bytes > 0), key=may_s):
             over.setdefault(e.candidate.degrees, e)
-        for e in [x for x in over.values() if self.context.hoped_s(x.candidate) < limit][:MAX_UNFITTING_LAYOUTS]:
-            for level in (1, 2, 3):
+        for e in [*over.values()][:MAX_UNFITTING_LAYOUTS]:
+            limit = min((x.time_s for x in self.judged if x.fits), default=float("inf"))
+            # Simulated with sums after backward: beside it, a step may be shorter, but not than its least.
+            for level in (1, 2, 3) if e.candidate.least_s < limit else ():
+                if self.looks.spent:  # to build a large layout takes seconds, too
+                    return
                 tried = self._try(e, self.wanted.at(level))
                 if tried is not None and (tried.fits or (tried.time_s >= limit and self.context.is_large(tried.candidate))):
                     break
