@@ -11,16 +11,18 @@ from captured import captured
 from meshwright.check import check_plan
 from meshwright.drive.plans import read_fabric
 from meshwright.drive.training import context as contexts
+from meshwright.drive.training import fewer_layers
 from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.context import Context
 from meshwright.drive.training.decisions import context_of
+from meshwright.drive.training.evaluate import Evaluator
 from meshwright.drive.training.evaluated import Evaluated
 from meshwright.drive.training.fewer_layers import with_fewer_layers
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.sharding import ShardingWanted
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
-from meshwright.errors import Infeasible
+from meshwright.errors import Infeasible, TimeLimit
 from meshwright.fabric.fabric import Fabric
 from meshwright.graph.graph import OpGraph
 from meshwright.job import Training
@@ -68,6 +70,22 @@ def test_as_many_layers_keep_their_values_as_fit(pipeline: int) -> None:
     full, asked = judged(need(every), "layers", pipeline)
     assert not any(e.fits and e.layout.forward_again != full.layout.forward_again for e in with_fewer_layers(full, asked))
     assert not with_fewer_layers(*judged(0, "layers", pipeline))  # devices do not say what they have
+
+
+def test_only_what_was_judged_with_all_its_micro_batches_is_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of many was planned with the program of a few where the clock cut: the check of values refused it."""
+    every, none = judged(1 << 40, "layers")[0], judged(1 << 40, "none")[0]
+    best, asked = judged((need(every) + need(none)) // 2, "layers")
+
+    def cut(self: Evaluator, found: Evaluated) -> Evaluated:
+        raise TimeLimit("fits with few micro-batches and not with all")
+
+    assert any(e.fits for e in with_fewer_layers(best, asked))
+    monkeypatch.setattr(Evaluator, "whole", cut)
+    assert not any(e.fits for e in with_fewer_layers(best, asked))
+    monkeypatch.setattr(fewer_layers, "look", lambda: cut(asked.evaluator, best))
+    with pytest.raises(TimeLimit):
+        with_fewer_layers(best, asked)
 
 
 def test_a_plan_that_only_layers_make_fit_keeps_what_it_can() -> None:

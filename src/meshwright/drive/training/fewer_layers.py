@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ...errors import TimeLimit
+from ...kernels.effort import look
 from ...plan.forward_again import remade_values
 from ...plan.plan import TrainingLayout
 from .context import Context
@@ -62,7 +63,7 @@ def with_fewer_layers(best: Evaluated, context: Context) -> list[Evaluated]:
         of = sum(len(stage.groups) for stage in stages)
         why = f"does not fit otherwise; {len(again)} of {of} layers, messages among them"
         made = _judged(best, msgspec.structs.replace(layout, forward_again=again or msgspec.UNSET), Policy("layers", {}, why), context)
-        if made.timeline is None:
+        if made is None or made.timeline is None:
             break
         tried.append(made)
         now = _needs_bytes(made)
@@ -77,13 +78,14 @@ def with_fewer_layers(best: Evaluated, context: Context) -> list[Evaluated]:
     return tried
 
 
-def _judged(best: Evaluated, layout: TrainingLayout, policy: Policy, context: Context) -> Evaluated:
-    """With all its micro-batches, as the winner; as far as it was judged where it does not fit with all."""
+def _judged(best: Evaluated, layout: TrainingLayout, policy: Policy, context: Context) -> Evaluated | None:
+    """With all its micro-batches where it fits, as the winner; None where it does not fit with all. Raises: TimeLimit where the clock cuts."""
     made = context.evaluator.again(best, layout, policy)
     try:
         return context.evaluator.whole(made) if made.fits else made
     except TimeLimit:
-        return made
+        look()  # a program of few micro-batches is no plan, whoever stopped the one of all
+        return None
 
 
 def _needs_bytes(e: Evaluated) -> tuple[int, ...]:
