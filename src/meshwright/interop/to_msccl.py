@@ -19,7 +19,7 @@ from ..errors import Unsupported
 from ..program.fold import expand, image, members
 from ..program.program import Kind, Part, Program
 from .msccl import ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu, MscclStep, spelling_of
-from .to_msccl_blocks import Block, Blocks, blocks_of
+from .to_msccl_blocks import Block, Blocks, Pool, blocks_of
 from .to_msccl_buffers import moves_of
 from .to_msccl_memory import Memory, Place
 from .to_msccl_order import root_of
@@ -35,8 +35,9 @@ class MscclOptions:
     """How to write a schedule.
 
     place: buffers of the call: `in` place, `out` of place, or `both`.
-    merge, relaxed, squeeze, pool, stretch: see `interop.to_msccl_blocks.blocks_of`; stretch None = the longest that keeps blocks within the
+    merge, relaxed, squeeze, stretch: see `interop.to_msccl_blocks.blocks_of`; stretch None = the longest that keeps blocks within the
         step limit.
+    pool: messages between two ranks share connections, `stretch` on each; `merge` and `relaxed` then mean nothing.
     blocks: thread blocks per GPU, all of which have to be resident (an A100 has 108 multiprocessors).
     """
 
@@ -62,11 +63,17 @@ def lower_to_msccl(program: Program, options: MscclOptions | None = None) -> Msc
     p = _plain(program)
     spelling = _spelling(p)
     stretches = [how.stretch] if how.stretch is not None else _stretches(p, how)
+    squeeze = how.blocks if how.squeeze else 0
     error: Unsupported | None = None
+    pool: Pool | None = None
     for stretch in stretches:
-        moves, memory = moves_of(p, how.place, how.limits.count, how.limits.depth)
-        squeeze = how.blocks if how.squeeze else 0
-        made = blocks_of(moves, memory, stretch=stretch, merge=how.merge, relaxed=how.relaxed, squeeze=squeeze, pool=how.pool)
+        if pool is None:  # what is pooled does not depend on the stretch
+            moves, memory = moves_of(p, how.place, how.limits.count, how.limits.depth)
+            pool = Pool(moves, memory) if how.pool else None
+        if pool is not None:
+            made = pool.blocks(stretch, squeeze)
+        else:
+            made = blocks_of(moves, memory, stretch=stretch, merge=how.merge, relaxed=how.relaxed, squeeze=squeeze)
         try:
             return _Writer(p, memory, made, how, spelling).algo()
         except _TooLong as too_long:

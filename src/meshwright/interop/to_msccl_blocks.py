@@ -18,7 +18,7 @@ from itertools import pairwise
 from .to_msccl_memory import Memory, Move
 from .to_msccl_order import Block, levels_of, root_of, waits_of
 
-__all__ = ["Block", "Blocks", "Connection", "blocks_of"]
+__all__ = ["Block", "Blocks", "Connection", "Pool", "blocks_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,7 @@ class Blocks:
     waits: dict[int, list[int]] = field(default_factory=dict)
 
 
-def blocks_of(
-    moves: list[Move], memory: Memory, *, stretch: int, merge: bool, relaxed: bool, squeeze: int = 0, pool: bool = False
-) -> Blocks:
+def blocks_of(moves: list[Move], memory: Memory, *, stretch: int, merge: bool, relaxed: bool, squeeze: int = 0) -> Blocks:
     """Thread blocks of all ranks.
 
     Args:
@@ -51,17 +49,9 @@ def blocks_of(
         merge: join receiving and sending blocks.
         relaxed: keep a lane's order between its blocks only where steps touch the same chunks; else always.
         squeeze: blocks per rank beyond which also unrelated receiving and sending blocks are joined; 0 = never.
-        pool: messages between two ranks share connections, `stretch` on each; `merge` and `relaxed` then mean nothing.
-    Raises: Unsupported when the joined order contradicts itself (never without `merge` and `pool`).
+    Raises: Unsupported when the joined order contradicts itself (never without `merge`).
     """
-    made = _Maker(moves, memory, stretch)
-    if pool:
-        made.pool()
-        if squeeze:
-            made.squeeze(squeeze)
-        made.drop_dead_stores()
-        made.result.waits = waits_of(made.moves, made.result.blocks)
-        return made.result
+    made = _Maker(moves, memory)
     made.connect(stretch)
     made.untie()
     made.group()
@@ -77,8 +67,8 @@ def blocks_of(
 
 
 class _Maker:
-    def __init__(self, moves: list[Move], memory: Memory, stretch: int) -> None:
-        self.moves, self.memory, self.stretch = moves, memory, stretch
+    def __init__(self, moves: list[Move], memory: Memory) -> None:
+        self.moves, self.memory = moves, memory
         for m in moves:
             m.order *= 2  # room for what a step is taken apart into
         self.lanes: dict[int, list[int]] = {}
@@ -199,45 +189,6 @@ class _Maker:
         src = [(m.src[0], m.src[1] + j) for j in range(m.count)] if "X" in m.parts else []
         dst = [(m.dst[0], m.dst[1] + j) for j in range(m.count)] if "D" in m.parts else []
         return (src + dst if m.parts == "XAD" else src), dst
-
-    # ---- pooling -------------------------------------------------------------------------------------------------------
-    def pool(self) -> None:
-        """A block per direction and peer, or a few; local steps of a rank in one."""
-        self.connect(1)
-        for lane in self.lanes.values():
-            for k in [k for k in lane if len(self.ports(k)) == 2]:
-                self._take_apart(lane, k)
-        self.block_of = {k: k for k in range(len(self.moves))}  # every step on its own, so that all that a lane's order meant becomes a wait
-        self.order_lanes(relaxed=True)
-        ends: dict[int, list[int]] = {c: [-1, -1] for c in range(len(self.connections))}
-        for side, of in enumerate((self.out, self.into)):
-            for k, c in of.items():
-                ends[c][side] = k
-        between: dict[tuple[int, int], list[int]] = {}
-        level = levels_of(self.moves, {b: a for a, b in ends.values()})
-        for c in ends:
-            between.setdefault((self.connections[c].src, self.connections[c].dst), []).append(c)
-        blocks = self.result.blocks
-        pooled: list[Connection] = []
-        for (src, dst), messages in sorted(between.items()):
-            for c in messages:
-                at = level[ends[c][0]], self.moves[ends[c][0]].order, c
-                self.place |= dict.fromkeys(ends[c], at)
-            messages.sort(key=lambda c: self.place[ends[c][0]])
-            many = -(-len(messages) // self.stretch)
-            for number in range(many):  # dealt out in turn, so that early and late messages lie on every connection
-                mine = messages[number::many]
-                blocks.append(Block(src, len(pooled), -1, [ends[c][0] for c in mine]))
-                blocks.append(Block(dst, -1, len(pooled), [ends[c][1] for c in mine]))
-                pooled.append(Connection(src, dst, -1, number))
-        local: dict[int, list[int]] = {}
-        for k in range(len(self.moves)):
-            if not self.ports(k):
-                local.setdefault(self.moves[k].rank, []).append(k)
-        for rank, mine in sorted(local.items()):
-            blocks.append(Block(rank, -1, -1, sorted(mine, key=lambda k: (level[k], self.moves[k].order, k))))
-        self.connections[:] = pooled
-        self._renumber()
 
     # ---- joining -------------------------------------------------------------------------------------------------------
     def join(self) -> None:
@@ -378,3 +329,53 @@ class _Maker:
         for k in kept:
             if self.moves[k].parts == "RXADS" and k not in needed:
                 self.moves[k].parts, self.moves[k].dst = "RXAS", ("", 0)
+
+
+class Pool(_Maker):
+    """Messages between two ranks share connections, in one order that all blocks keep; from it blocks of any stretch are dealt out.
+
+    Raises: Unsupported where there is no such order.
+    """
+
+    def __init__(self, moves: list[Move], memory: Memory) -> None:
+        super().__init__(moves, memory)
+        self.connect(1)
+        for lane in self.lanes.values():
+            for k in [k for k in lane if len(self.ports(k)) == 2]:
+                self._take_apart(lane, k)
+        self.block_of = {k: k for k in range(len(self.moves))}  # every step on its own, so that all that a lane's order meant becomes a wait
+        self.order_lanes(relaxed=True)
+        self.ends: list[list[int]] = [[-1, -1] for _ in self.connections]  # of a message: who sends and who receives it
+        for side, of in enumerate((self.out, self.into)):
+            for k, c in of.items():
+                self.ends[c][side] = k
+        self.between: dict[tuple[int, int], list[int]] = {}
+        level = levels_of(self.moves, {b: a for a, b in self.ends})
+        for c, (a, b) in enumerate(self.ends):
+            self.between.setdefault((self.connections[c].src, self.connections[c].dst), []).append(c)
+            self.place[a] = self.place[b] = level[a], self.moves[a].order, c
+        for messages in self.between.values():
+            messages.sort(key=lambda c: self.place[self.ends[c][0]])
+        local: dict[int, list[int]] = {}
+        for k in range(len(self.moves)):
+            if not self.ports(k):
+                local.setdefault(self.moves[k].rank, []).append(k)
+        self.local = {rank: sorted(mine, key=lambda k: (level[k], self.moves[k].order, k)) for rank, mine in sorted(local.items())}
+
+    def blocks(self, stretch: int, squeeze: int = 0) -> Blocks:
+        """A block per direction and peer, or a few, of at most `stretch` messages each; local steps of a rank in one."""
+        blocks: list[Block] = []
+        self.connections = []
+        self.result = Blocks(self.moves, blocks, self.connections)
+        for (src, dst), messages in sorted(self.between.items()):
+            many = -(-len(messages) // stretch)
+            for number in range(many):  # dealt out in turn, so that early and late messages lie on every connection
+                mine = messages[number::many]
+                blocks.append(Block(src, len(self.connections), -1, [self.ends[c][0] for c in mine]))
+                blocks.append(Block(dst, -1, len(self.connections), [self.ends[c][1] for c in mine]))
+                self.connections.append(Connection(src, dst, -1, number))
+        blocks += [Block(rank, -1, -1, list(mine)) for rank, mine in self.local.items()]
+        if squeeze:
+            self.squeeze(squeeze)
+        self.result.waits = waits_of(self.moves, blocks)
+        return self.result

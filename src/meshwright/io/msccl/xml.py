@@ -30,6 +30,7 @@ _ALGO = ("name", "proto", "nchannels", "nchunksperloop", "ngpus", "coll", "inpla
 _GPU = ("id", "i_chunks", "o_chunks", "s_chunks")
 _BLOCK = ("id", "send", "recv", "chan")
 _STEP = ("s", "type", "srcbuf", "srcoff", "dstbuf", "dstoff", "cnt", "depid", "deps", "hasdep")
+_STEP_FORM = "      <step " + " ".join(f'{name}="%s"' for name in _STEP)  # numbers, and words that need no quoting
 
 
 def read_msccl(path: str | os.PathLike[str]) -> MscclAlgo:
@@ -154,7 +155,7 @@ def msccl_text(algo: MscclAlgo) -> str:
         for b in g.blocks:
             of_block = [("id", b.id), ("send", b.send), ("recv", b.recv), ("chan", b.channel)]
             lines.append(f"    <tb{_attributes(of_block, b.extra)}>")
-            lines += [f"      <step{_attributes(list(zip(_STEP, s[:10], strict=True)), s.extra)}/>" for s in b.steps]
+            lines += [_STEP_FORM % s[:10] + (_attributes((), s.extra) if s.extra else "") + "/>" for s in b.steps]
             lines.append("    </tb>")
         lines.append("  </gpu>")
     return "\n".join([*lines, "</algo>", ""])
