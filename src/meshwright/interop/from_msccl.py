@@ -208,26 +208,33 @@ class _Lowering:
                 self.places.append((gpu.id, -1, k, 0))
         blocks = sorted(gpu.blocks, key=lambda x: x.id)
         lanes = {x.id: self.b.lane(gpu.id, role=Role.BLOCK) for x in blocks}
+        cut: dict[int, list[int]] = {}  # per block the pieces of each step
         last: dict[tuple[int, int], StepRef] = {}  # where each step's last piece will stand
         for x in blocks:
-            made = 0
-            for k, s in enumerate(x.steps):
-                made += self.pieces(s)
+            pieces, made = [self.pieces(s) for s in x.steps], 0
+            cut[x.id] = pieces
+            for k, n in enumerate(pieces):
+                made += n
                 last[x.id, k] = StepRef(lanes[x.id].number, made - 1)
         for x in blocks:
-            for k, s in enumerate(x.steps):
-                after = [last[w] for w in dict.fromkeys(published[x.id][k].waits)] + (copied if k == 0 else [])
-                for piece in range(self.pieces(s)):
-                    self._step(lanes[x.id], gpu.id, x, s, piece, [] if piece else after)
-                    self.places.append((gpu.id, x.id, k, piece))
+            lane, block = lanes[x.id], x.id
+            for k, (s, n) in enumerate(zip(x.steps, cut[block], strict=True)):
+                waits = published[block][k].waits
+                after = [last[w] for w in dict.fromkeys(waits)] if waits else []
+                if k == 0:
+                    after += copied
+                for piece in range(n):
+                    self._step(lane, gpu.id, x, s, piece, n, after)
+                    self.places.append((gpu.id, block, k, piece))
+                    after = []
 
-    def _step(self, lane: LaneBuilder, gpu: int, x: MscclBlock, s: MscclStep, piece: int, after: list[StepRef]) -> None:
+    def _step(self, lane: LaneBuilder, gpu: int, x: MscclBlock, s: MscclStep, piece: int, pieces: int, after: list[StepRef]) -> None:
         parts = s.parts
         if not parts:
             lane.nop(after=after)
             return
         first = piece * self.batch
-        count = min(self.batch, s.chunks - first) if self.pieces(s) > 1 else s.chunks
+        count = min(self.batch, s.chunks - first) if pieces > 1 else s.chunks
         lane.transfer(
             recv=self.channel(x.recv, gpu, x.channel) if "R" in parts else -1, send=self.channel(gpu, x.send, x.channel) if "S" in parts else -1,
             src=self.memory.range(gpu, s.src_buffer, s.src_offset + first, count) if "X" in parts else (-1, 0),

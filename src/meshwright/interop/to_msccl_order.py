@@ -55,49 +55,56 @@ def levels_of(moves: Sequence[Move], sender_of: Mapping[int, int]) -> list[int]:
 
 def waits_of(moves: Sequence[Move], blocks: Sequence[Block]) -> dict[int, list[int]]:
     """Per move the waits that block order and other waits do not imply. Raises: Unsupported when blocks and waits contradict each other."""
-    where = {k: (number, at) for number, b in enumerate(blocks) for at, k in enumerate(b.moves)}
-    order = _sorted(moves, blocks, where)
-    when = {k: j for j, k in enumerate(order)}
-    known: dict[int, dict[int, int]] = {}  # move -> per block the last position known to be complete
+    block_of, place = [-1] * len(moves), [-1] * len(moves)
+    for number, b in enumerate(blocks):
+        for at, k in enumerate(b.moves):
+            block_of[k], place[k] = number, at
+    order = _sorted(moves, blocks, block_of)
+    when = [-1] * len(moves)
+    for j, k in enumerate(order):
+        when[k] = j
+    nothing: dict[int, int] = {}
+    known: list[dict[int, int]] = [nothing] * len(moves)  # per other block the last position known to be complete; shared along a block until a wait
     waits: dict[int, list[int]] = {}
     for k in order:
-        block, at = where[k]
-        seen: dict[int, int] = dict(known[blocks[block].moves[at - 1]]) if at else {}
-        for d in sorted({d for d in moves[k].after if d in where}, key=lambda d: -when[d]):
-            b, p = where[d]
-            if b == block or seen.get(b, -1) >= p:
+        block, at = block_of[k], place[k]
+        seen, mine = known[blocks[block].moves[at - 1]] if at else nothing, False
+        after = moves[k].after
+        for d in sorted(set(after), key=lambda d: -when[d]) if len(after) > 1 else after:
+            b, p = block_of[d], place[d]
+            if b < 0 or b == block or seen.get(b, -1) >= p:
                 continue
             waits.setdefault(k, []).append(d)
+            if not mine:
+                seen, mine = dict(seen), True
             for other, position in known[d].items():
                 if seen.get(other, -1) < position:
                     seen[other] = position
-        seen[block] = at
+            seen[b] = max(p, seen.get(b, -1))
         known[k] = seen
     return waits
 
 
-def _sorted(moves: Sequence[Move], blocks: Sequence[Block], where: Mapping[int, tuple[int, int]]) -> list[int]:
+def _sorted(moves: Sequence[Move], blocks: Sequence[Block], block_of: Sequence[int]) -> list[int]:
     """The moves in an order that respects blocks and waits. Raises: Unsupported when there is none."""
-    later: dict[int, list[int]] = {k: [] for k in where}
-    left = dict.fromkeys(where, 0)
-
-    def edge(a: int, b: int) -> None:
-        later[a].append(b)
-        left[b] += 1
-
+    kept = [k for b in blocks for k in b.moves]
+    later: list[list[int]] = [[] for _ in moves]
+    left = [0] * len(moves)
     for b in blocks:
         for one, two in pairwise(b.moves):
-            edge(one, two)
-    for k in where:
+            later[one].append(two)
+            left[two] += 1
+    for k in kept:
         for d in moves[k].after:
-            if d in where:
-                edge(d, k)
-    order = [k for k in where if not left[k]]
+            if block_of[d] >= 0:
+                later[d].append(k)
+                left[k] += 1
+    order = [k for k in kept if not left[k]]
     for k in order:  # grows while it is walked
         for x in later[k]:
             left[x] -= 1
             if not left[x]:
                 order.append(x)
-    if len(order) < len(where):
+    if len(order) < len(kept):
         raise Unsupported("receiving and sending blocks of this schedule cannot be joined", data={"limit": "order"})
     return order
