@@ -23,6 +23,7 @@ from meshwright.interop.from_msccl import import_msccl
 from meshwright.interop.msccl import ExecutorLimits, MscclAlgo
 from meshwright.interop.to_msccl import MscclOptions, lower_to_msccl
 from meshwright.io.fabric.name import load_fabric
+from meshwright.io.msccl import xml
 from meshwright.io.msccl.xml import msccl_text, parse_msccl
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.program.builder import ProgramBuilder
@@ -302,3 +303,32 @@ def test_no_error_is_untyped() -> None:
                 right(export_msccl(m.program).algo, seeds=1)
             except MeshwrightError:
                 pass
+
+
+@pytest.mark.parametrize("op", ["broadcast", "all-reduce"])
+@pytest.mark.parametrize("pool", [False, True])
+def test_large_files_say_the_same_in_fewer_bytes(op: str, pool: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, how = program_of(ForestColl(), op), MscclOptions(place="in", pool=pool)
+    long = lower_to_msccl(program, how)
+    for module in (xml, to_msccl):
+        monkeypatch.setattr(module, "MANY_STEPS", 1)
+    brief = lower_to_msccl(program, how)
+    text = msccl_text(brief)
+    assert "\n" not in text and "> " not in text
+    right(brief)
+    monkeypatch.undo()
+    assert len(text) < 0.95 * len(msccl_text(long))
+    for (_, _, a), (_, _, b) in zip(long.steps(), brief.steps(), strict=True):  # all that the step's type, or its wait, reads
+        assert (a.type, a.chunks, a.depid, a.hasdep) == (b.type, b.chunks, b.depid, b.hasdep)
+        assert b.deps == (a.deps if a.depid >= 0 else 0)
+        assert (b.src_offset, b.dst_offset) == tuple(o if part in a.parts else 0 for part, o in (("X", a.src_offset), ("D", a.dst_offset)))
+
+
+def test_a_pool_is_dealt_out_anew_for_every_stretch() -> None:
+    program = program_of(ForestColl(pieces=8), "all-gather")
+    made = to_msccl.moves_of(program, "in", 71, 2)
+    pool = to_msccl.Pool(*made)
+    for stretch in (64, 3, 1, 64):
+        fresh = to_msccl.Pool(*to_msccl.moves_of(program, "in", 71, 2)).blocks(stretch, 4)
+        again = pool.blocks(stretch, 4)
+        assert (again.blocks, again.connections, again.waits) == (fresh.blocks, fresh.connections, fresh.waits)

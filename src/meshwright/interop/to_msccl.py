@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import Unsupported
 from ..program.fold import expand, image, members
 from ..program.program import Kind, Part, Program
-from .msccl import ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu, MscclStep, spelling_of
+from .msccl import MANY_STEPS, ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu, MscclStep, spelling_of
 from .to_msccl_blocks import Block, Blocks, Pool, blocks_of
 from .to_msccl_buffers import moves_of
 from .to_msccl_memory import Memory, Place
@@ -186,6 +186,7 @@ class _Writer:
         self.p, self.memory, self.made, self.how, self.spelling = p, memory, made, how, spelling
         self.limits = how.limits
         self.awaited = {d for row in made.waits.values() for d in row}
+        self.brief = sum(len(b.moves) for b in made.blocks) > MANY_STEPS
 
     def algo(self) -> MscclAlgo:
         colour, channels = self._colours()
@@ -308,7 +309,10 @@ class _Writer:
                 steps.append(MscclStep(len(steps), "nop", "i", -1, "o", -1, 0, *wait))
             src = m.src if "X" in m.parts else m.dst
             dst = m.dst if "D" in m.parts else src
-            steps.append(MscclStep(len(steps), TYPES[m.parts], *src, *dst, m.count, *(waits[-1] if waits else (-1, -1)), int(k in self.awaited)))
+            if self.brief:  # no digits for what is not read
+                src, dst = src if "X" in m.parts else (src[0], 0), dst if "D" in m.parts else (dst[0], 0)
+            wait = waits[-1] if waits else (-1, 0 if self.brief else -1)
+            steps.append(MscclStep(len(steps), TYPES[m.parts], *src, *dst, m.count, *wait, int(k in self.awaited)))
         connections = self.made.connections
         send = connections[b.send].dst if b.send >= 0 else -1
         recv = connections[b.recv].src if b.recv >= 0 else -1

@@ -19,7 +19,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from ...errors import FormatError
-from ...interop.msccl import COLLECTIVES, DIALECTS, PARTS, PROTOCOLS, Attributes, MscclAlgo, MscclBlock, MscclGpu, MscclStep
+from ...interop.msccl import COLLECTIVES, DIALECTS, MANY_STEPS, PARTS, PROTOCOLS, Attributes, MscclAlgo, MscclBlock, MscclGpu, MscclStep
 from ..atomic import write_text
 from ..limits import MAX_INT32
 from ..xml_reader import XmlNode, parse_xml, read_xml
@@ -30,7 +30,7 @@ _ALGO = ("name", "proto", "nchannels", "nchunksperloop", "ngpus", "coll", "inpla
 _GPU = ("id", "i_chunks", "o_chunks", "s_chunks")
 _BLOCK = ("id", "send", "recv", "chan")
 _STEP = ("s", "type", "srcbuf", "srcoff", "dstbuf", "dstoff", "cnt", "depid", "deps", "hasdep")
-_STEP_FORM = "      <step " + " ".join(f'{name}="%s"' for name in _STEP)  # numbers, and words that need no quoting
+_STEP_FORM = "<step " + " ".join(f'{name}="%s"' for name in _STEP)  # numbers, and words that need no quoting
 
 
 def read_msccl(path: str | os.PathLike[str]) -> MscclAlgo:
@@ -141,24 +141,29 @@ def write_msccl(path: str | os.PathLike[str], algo: MscclAlgo) -> None:
 
 
 def msccl_text(algo: MscclAlgo) -> str:
-    """The algorithm as XML, in the form that the executor's own parser understands: one element per line, double quotes, no declaration."""
+    """The algorithm as XML, in the form that the executor's own parser understands: one element per line, double quotes, no declaration.
+    With more than `interop.msccl.MANY_STEPS` steps all on one line."""
     head = [
         ("name", algo.name), ("proto", algo.protocol), ("nchannels", algo.channels), ("nchunksperloop", algo.chunks_per_loop), ("ngpus", algo.ranks),
         ("coll", algo.collective), ("inplace", algo.in_place), ("outofplace", algo.out_of_place), ("minBytes", algo.min_bytes),
         ("maxBytes", algo.max_bytes), *([("root", algo.root)] if algo.root >= 0 else []),
     ]  # fmt: skip
+    many = sum(len(b.steps) for g in algo.gpus for b in g.blocks) > MANY_STEPS
+    two, four, six = ("", "", "") if many else ("  ", "    ", "      ")
+    form = six + _STEP_FORM
     lines = [f"<algo{_attributes(head, algo.extra)}>"]
     for g in algo.gpus:
         of_gpu = [("id", g.id), ("i_chunks", g.i_chunks), ("o_chunks", g.o_chunks), ("s_chunks", g.s_chunks)]
-        lines.append(f"  <gpu{_attributes(of_gpu, g.extra)}>")
-        lines += [f'    <copy i_off="{i}" o_off="{o}"/>' for i, o in g.copies]
+        lines.append(f"{two}<gpu{_attributes(of_gpu, g.extra)}>")
+        lines += [f'{four}<copy i_off="{i}" o_off="{o}"/>' for i, o in g.copies]
         for b in g.blocks:
             of_block = [("id", b.id), ("send", b.send), ("recv", b.recv), ("chan", b.channel)]
-            lines.append(f"    <tb{_attributes(of_block, b.extra)}>")
-            lines += [_STEP_FORM % s[:10] + (_attributes((), s.extra) if s.extra else "") + "/>" for s in b.steps]
-            lines.append("    </tb>")
-        lines.append("  </gpu>")
-    return "\n".join([*lines, "</algo>", ""])
+            lines.append(f"{four}<tb{_attributes(of_block, b.extra)}>")
+            lines += [form % s[:10] + (_attributes((), s.extra) if s.extra else "") + "/>" for s in b.steps]
+            lines.append(f"{four}</tb>")
+        lines.append(f"{two}</gpu>")
+    lines += ["</algo>", ""]
+    return ("" if many else "\n").join(lines)
 
 
 def _attributes(own: Sequence[tuple[str, object]], extra: Attributes) -> str:
