@@ -186,17 +186,32 @@ def _open(k, s, links):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def _capped_first(k, s, bundles):  # type: ignore[no-untyped-def]
+    """Bundles with a cap to the front of the stack, all without a rate yet. Returns how many."""
+    capped = 0
+    for n in range(bundles):
+        b = s.stack_bundles[n]
+        if k.cap[b] < np.inf:
+            s.stack_bundles[n] = s.stack_bundles[capped]
+            s.stack_bundles[capped] = b
+            capped += 1
+    return capped
+
+
+@inlined
 def _fill(k, s, links, bundles, flows):  # type: ignore[no-untyped-def]
-    """Progressive filling of the links and bundles on the stacks; writes `fresh_rate`. Both stacks are reordered."""
+    """Progressive filling of the links and bundles on the stacks; writes `fresh_rate`. Both stacks are reordered. A level looks at the links that are
+    left, at the capped bundles that are left, and at the bundles of full links: all others would be looked at in vain, once for every level."""
     links = _open(k, s, links)
+    capped = _capped_first(k, s, bundles)
     level = 0.0
-    while bundles > 0:
+    while flows > 0:
         s.work[2] += links + flows
         least = np.inf
         for n in range(links):
             link = s.link[s.stack_links[n]]
             least = min(least, link.left / link.open_flows)
-        for n in range(bundles):
+        for n in range(capped):
             least = min(least, k.cap[s.stack_bundles[n]])
         # the level at which the next link is full or a flow at its cap; rounding of `left` must not make it fall
         level = max(level, least)
@@ -208,7 +223,7 @@ def _fill(k, s, links, bundles, flows):  # type: ignore[no-untyped-def]
                 s.stack_links[n] = s.stack_links[full]
                 s.stack_links[full] = number
                 full += 1
-        for n in range(bundles):
+        for n in range(capped):
             if k.cap[s.stack_bundles[n]] <= limit:  # they cannot use more, and leave the rest of their links to the others
                 flows -= _fix(k, s, np.int64(s.stack_bundles[n]), level)
         for n in range(full):
@@ -223,12 +238,12 @@ def _fill(k, s, links, bundles, flows):  # type: ignore[no-untyped-def]
                 kept += 1
         links = kept
         n = 0
-        while n < bundles:  # those without a rate to the front
+        while n < capped:  # those without a rate to the front
             b = s.stack_bundles[n]
             if s.bundle[b].fresh_rate >= 0.0:
-                bundles -= 1
-                s.stack_bundles[n] = s.stack_bundles[bundles]
-                s.stack_bundles[bundles] = b
+                capped -= 1
+                s.stack_bundles[n] = s.stack_bundles[capped]
+                s.stack_bundles[capped] = b
             else:
                 n += 1
 
