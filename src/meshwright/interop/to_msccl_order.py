@@ -56,8 +56,8 @@ def levels_of(moves: Sequence[Move], sender_of: Mapping[int, int]) -> list[int]:
 def waits_of(moves: Sequence[Move], blocks: Sequence[Block]) -> dict[int, list[int]]:
     """Per move the waits that block order and other waits do not imply. Raises: Unsupported when blocks and waits contradict each other."""
     block_of, place = [-1] * len(moves), [-1] * len(moves)
-    for number, b in enumerate(blocks):
-        for at, k in enumerate(b.moves):
+    for number, one in enumerate(blocks):
+        for at, k in enumerate(one.moves):
             block_of[k], place[k] = number, at
     order = _sorted(moves, blocks, block_of)
     when = [-1] * len(moves)
