@@ -22,6 +22,8 @@ from meshwright.interop import to_msccl
 from meshwright.interop.from_msccl import import_msccl
 from meshwright.interop.msccl import ExecutorLimits, MscclAlgo
 from meshwright.interop.to_msccl import MscclOptions, lower_to_msccl
+from meshwright.interop.to_msccl_blocks import Pool
+from meshwright.interop.to_msccl_buffers import moves_of
 from meshwright.io.fabric.name import load_fabric
 from meshwright.io.msccl import xml
 from meshwright.io.msccl.xml import msccl_text, parse_msccl
@@ -326,9 +328,9 @@ def test_large_files_say_the_same_in_fewer_bytes(op: str, pool: bool, monkeypatc
 
 def test_a_pool_is_dealt_out_anew_for_every_stretch() -> None:
     program = program_of(ForestColl(pieces=8), "all-gather")
-    made = to_msccl.moves_of(program, "in", 71, 2)
-    pool = to_msccl.Pool(*made)
+    made = moves_of(program, "in", 71, 2)
+    pool = Pool(*made)
     for stretch in (64, 3, 1, 64):
-        fresh = to_msccl.Pool(*to_msccl.moves_of(program, "in", 71, 2)).blocks(stretch, 4)
+        fresh = Pool(*moves_of(program, "in", 71, 2)).blocks(stretch, 4)
         again = pool.blocks(stretch, 4)
         assert (again.blocks, again.connections, again.waits) == (fresh.blocks, fresh.connections, fresh.waits)
