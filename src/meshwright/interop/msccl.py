@@ -52,7 +52,7 @@ PARTS = {"s": "XS", "r": "RD", "cpy": "XD", "re": "XAD", "rrc": "RXAD", "rrs": "
 Attributes = tuple[tuple[str, str], ...]  # what a file says beyond what is read, in order
 
 # Files of more steps, 43 MB and up, are written without white space between elements, which the executor's parser skips, and with 0 for what the type
-# of a step, or a step that waits for nobody, leaves unread: a tenth less.
+# of a step, or a step that waits for nobody, leaves unread: a twelfth less.
 MANY_STEPS = 350_000
 
 
