@@ -45,8 +45,8 @@ FLAGS = {  # field -> option of the command line; what follows a point is the fi
 _IN_PYTHON = {
     "--global-batch": "global_batch={}", "--loss": "loss={}", "--optimizer": "optimizer={}", "--recompute": "recompute={}", "--shapes": "shapes={}",
     "--pipeline": "schedule={}", "--collective": "collective={}", "--no-gate": "compare=False", "--memory": "wishes=MemoryWanted",
-    "--compress": "wishes=CompressWanted", "--context": "wishes=LayoutWanted(context={})", "train plan --loss": "loss={}",
-    "train gate --whole": "compare_step(..., whole=True)",
+    "--compress": "wishes=CompressWanted", "--context": "wishes=LayoutWanted(context={})",
+    "--spare": "wishes=LayoutWanted(spare={})", "train plan --loss": "loss={}", "train gate --whole": "compare_step(..., whole=True)",
 } | {f"--{x.replace('_', '-')}": f"recipe=Recipe({x}={{}})" for x in ("precision", "clip_norm", "clip_value", "ema", "no_decay", "reproducible")}
 _OPTION = re.compile(
     r"(?<![\w-])(train (?:gate|plan) --[a-z]+|--[a-z][a-z-]*)(?: (\d+(?:\.\d+)?|N|global|local|serial|output|steps|none|tree|off|auto)(?![\w-]))?"

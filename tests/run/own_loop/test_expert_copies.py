@@ -117,10 +117,10 @@ def test_copies_that_cannot_be_are_refused_and_those_that_do_not_pay_are_left():
     model = model_of(torch.float64, converted=True)
     with pytest.raises(UsageError, match="and none do") as refused:
         mw.plan(model, batch, loss=loss_of, fabric="laptop:2", wishes=[replace(wish, expert=1)])
-    assert refused.value.hint.startswith("--ep 2")
+    assert refused.value.hint.startswith("expert=2")
     with pytest.raises(UsageError, match="3 places for copies of 2 experts that others have") as refused:
         mw.plan(model, batch, loss=loss_of, fabric="laptop:2", wishes=[replace(wish, spare=3)])
-    assert refused.value.hint == "--spare 2 at most"
+    assert refused.value.hint == "wishes=LayoutWanted(spare=2) at most"
     plan = mw.plan(model, batch, loss=loss_of, fabric="laptop:2", zero=0, wishes=[wish])  # small products, and messages that cost more
     assert plan.decisions["copies"]["strategy"] == "none" and not copies_in(plan.layout)
     assert "copies       of hot experts: none; " in plan_text(plan) and "with copies, " in plan.decisions["copies"]["why"]

@@ -169,10 +169,10 @@ def test_degrees_that_cannot_be_are_refused_with_the_nearest():
     model, batch = model_of(torch.float64, converted=True), batch_of(0)
     with pytest.raises(UsageError, match="expert degree 3 does not divide the 2 devices") as refused:
         mw.plan(model, batch, loss=loss_of, fabric="laptop:2", expert=3)
-    assert refused.value.hint == "e.g. --ep 2"
+    assert refused.value.hint == "e.g. expert=2"
     with pytest.raises(UsageError, match="does not divide the data x context degree 2, nor that times 2 tensor ranks") as refused:
         mw.plan(model, batch, loss=loss_of, fabric="laptop:4", wishes=[LayoutWanted(data=1, tensor=2, context=2, expert=3)])
-    assert refused.value.hint == "e.g. --ep 2"
+    assert refused.value.hint == "e.g. expert=2"
     with pytest.raises(Infeasible, match="expert degree 8: 4 experts, or parts of tables, do not divide by it"):
         wish = LayoutWanted(data=1, tensor=8, pipeline=1, expert=8, tensor_options=TensorOptions(vocabulary_rows=1))
         mw.plan(model, batch, loss=loss_of, fabric="laptop:8", wishes=[wish])

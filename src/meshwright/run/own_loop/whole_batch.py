@@ -46,7 +46,7 @@ def tell_of_whole_batch(graph: Any, live: LiveJob, layout: TrainingLayout) -> No
         what = f"{found} brings samples together, and each micro-batch of {layout.microbatch_size} samples is by itself"
     else:
         return
-    warnings.warn(f"{what}; {advice}", stacklevel=4)
+    warnings.warn(f"{what}; {advice}", stacklevel=5)  # the owner's call of `parallelize`, past `errors.in_python`
 
 
 def _kept_loss(graph: Any) -> str:
