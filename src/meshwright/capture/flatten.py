@@ -87,7 +87,7 @@ def _unread_sizes_removed(graph: fx.Graph) -> None:
         bounds = [u for s in sizes for u in s.users]
         asserts = [u for b in bounds for u in b.users]
         trivial = all((b.target is operator.ge and b.args[1] == 0) or (b.target is operator.le and b.args[1] in most) for b in bounds)
-        if trivial and len(sizes) == len(n.users) and all(a.target is aten._assert_scalar.default for a in asserts):
+        if trivial and not n.is_impure() and len(sizes) == len(n.users) and all(a.target is aten._assert_scalar.default for a in asserts):
             for x in (*asserts, *bounds, *sizes, n):
                 graph.erase_node(x)
 
