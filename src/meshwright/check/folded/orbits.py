@@ -50,20 +50,20 @@ def check_orbits(p: Program, claim: Claim) -> list[Finding]:
         validate(p)
     except FormatError as error:
         return [Finding(check="format", message=str(error), witness={"field": error.where})]
-    quotient = _quotient(p)
+    quotient, a = _quotient(p)
     found = check_form(quotient)
     if found:
         return found
-    cells = _cells(p, quotient)
+    cells, touched = _cells(p, quotient, a)
     if find_cycle(quotient):
         raise Unsupported("the waits of representatives go round in a circle, perhaps through other members")
     if check_races(_alone(quotient)):
         raise Unsupported("accesses are ordered through other ranks, if at all")
-    return _values(p, quotient, claim, cells)
+    return _values(p, quotient, claim, cells, touched)
 
 
-def _quotient(p: Program) -> Program:
-    """The stored lanes as a program among representatives. Raises: Unsupported where the proof does not apply."""
+def _quotient(p: Program) -> tuple[Program, Accesses]:
+    """The stored lanes as a program among representatives, and what they touch. Raises: Unsupported where the proof does not apply."""
     fold = require_folded(p)
     axes = folded_axes(fold)
     if len(axes) != 1 or axes[0].kind != "shift" or axes[0].size * axes[0].stride != p.ranks - len(fold.fixed):
@@ -78,19 +78,19 @@ def _quotient(p: Program) -> Program:
     a = accesses(p)
     if np.any(b.alias_of >= 0) or not _keeps_ranges(p, fold, a):
         raise Unsupported("aliases, or ranges that members' images do not keep whole")
-    return replace(p, fold=None, contracts=(), channels=replace(p.channels, dst=representative(fold, p.channels.dst).astype(np.int32)))
+    return replace(p, fold=None, contracts=(), channels=replace(p.channels, dst=representative(fold, p.channels.dst).astype(np.int32))), a
 
 
-def _cells(p: Program, quotient: Program) -> Cells:
-    """Raises: Unsupported where they are too many, or where images meet."""
-    fold, a = require_folded(p), accesses(p)
+def _cells(p: Program, quotient: Program, a: Accesses) -> tuple[Cells, tuple[Ints, Ints]]:
+    """The cells, and what is touched of them at ranks that stay. Raises: Unsupported where they are too many, or where images meet."""
+    fold = require_folded(p)
     cells = Cells(p, fold, a, quotient)
     if int((cells.high(a.chunk, a.count) - cells.low(a.chunk)).sum()) > MAX_MOVES:
         raise Unsupported("too many chunks to follow one by one")
     buffer, chunk = _touched(p, fold, a, cells)
     if fold.fixed and len(np.unique(_orbits(p, fold, buffer, chunk))) < len(chunk):
         raise Unsupported("images of a lane of a rank that stays touch the same chunks")
-    return cells
+    return cells, (buffer, chunk)
 
 
 def _keeps_ranges(p: Program, fold: Fold, a: Accesses) -> bool:
@@ -140,7 +140,7 @@ def _alone(quotient: Program) -> Program:
     return replace(quotient, steps=replace(s, parts=parts.astype(s.parts.dtype), chan_in=none, chan_out=none))
 
 
-def _values(p: Program, quotient: Program, claim: Claim, cells: Cells) -> list[Finding]:
+def _values(p: Program, quotient: Program, claim: Claim, cells: Cells, touched: tuple[Ints, Ints]) -> list[Finding]:
     fold = require_folded(p)
     claim.require_in_place(int(p.buffers.chunks[0]))
     hops = coordinates(fold, p.channels.dst)[:, 0].tolist()  # a message of the representative arrives at so many members further on
@@ -169,7 +169,7 @@ def _values(p: Program, quotient: Program, claim: Claim, cells: Cells) -> list[F
             writer[dst][low:high] = [step] * (high - low)
         if part & send:
             queue[chan_out].append(value)
-    return _wrong(p, fold, claim, (cells, starts), memory, writer, _touched(quotient, fold, accesses(quotient), cells))
+    return _wrong(p, fold, claim, (cells, starts), memory, writer, touched)
 
 
 def _wrong(

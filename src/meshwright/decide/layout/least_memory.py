@@ -55,7 +55,15 @@ class LeastMemory:
 
     def least(self, degrees: Degrees, level: int | None = None) -> int:
         """At the level that is asked for, or the one that needs least."""
-        return min(self.bytes(degrees, x) for x in (LEVELS if level is None else (level,)))
+        return min(self.bytes(degrees, x) for x in _levels(level))
+
+    def least_state(self, degrees: Degrees, level: int | None = None) -> int:
+        """`state_bytes`, likewise."""
+        return int(min(self.state_bytes(degrees, x) for x in _levels(level)))
+
+
+def _levels(asked: int | None) -> tuple[int, ...]:
+    return LEVELS if asked is None else (asked,)
 
 
 def least_memory(graph: OpGraph, end: StepEnd | None = None, precision: Precision | None = None) -> LeastMemory:

@@ -39,8 +39,7 @@ def require_room(context: Context) -> None:
     need, degrees = min(found, default=(0, None))
     if degrees is None or need <= limit:
         return
-    level = context.wish(ShardingWanted).level
-    state = int(min(bounds.at(degrees).state_bytes(degrees, x) for x in ((0, 1, 2, 3) if level is None else (level,))))
+    state = bounds.at(degrees).least_state(degrees, _level(context))
     helps = [f"devices with {need} bytes or more", *_helps(context, bounds, found, need, limit)]
     raise Infeasible(
         f"the job does not fit: no layout needs less than {need} bytes on some device, and devices have {limit}; least with {degrees}, weights, "
