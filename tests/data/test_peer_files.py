@@ -19,16 +19,23 @@ from meshwright.errors import PortInUse, RunError, UsageError
 from ports import free_port
 
 
+SIZES = [3000 + 100 * i for i in range(24)]
+
+
 def ports(count: int) -> list[str]:
-    return [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    """Names of nodes, drawn until each of them keeps some of the files: owners follow from the names, and a port may be any."""
+    while True:
+        names = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+        if {*_owners(SIZES, names, [1 << 30] * count)} == {*range(count)}:
+            return names
 
 
 @pytest.fixture
 def paths(tmp_path):
     made = []
-    for i in range(24):
+    for i, size in enumerate(SIZES):
         path = tmp_path / f"{i:02d}"
-        path.write_bytes(bytes([i]) * (3000 + 100 * i))
+        path.write_bytes(bytes([i]) * size)
         made.append(str(path))
     return made
 
