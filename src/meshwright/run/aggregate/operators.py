@@ -127,7 +127,7 @@ def fold(kind, own, pool, base, workers, seen, worker, count):  # type: ignore[n
             if seen & half != half:
                 return
             left, right = base + min(worker, other), base + max(worker, other)
-            combine(kind, own, pool, left, pool, right, 0, count)
+            combine(kind, own, pool, left, pool, right, np.int64(0), count)
             worker = min(worker, other)
         level += 1
 

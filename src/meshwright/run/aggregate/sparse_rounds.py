@@ -139,7 +139,7 @@ def combine_round(blocks, b, pool, first, workers, span, top):  # type: ignore[n
     Returns its bytes; -1: the workers are not in the same block.
     """
     number = pool[first, 1]
-    final, state = True, blocks.state
+    final, state = np.bool_(True), blocks.state
     for w in range(workers):
         if pool[first + w, 1] != number:
             return -1

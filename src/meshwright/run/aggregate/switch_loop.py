@@ -92,7 +92,7 @@ def _control(box, i, size, controls):  # type: ignore[no-untyped-def]
 def _to_all(fd, rows, jobs, j, row, out, chaos):  # type: ignore[no-untyped-def]
     """The result is there: to every worker."""
     rows.ready[row] = 1
-    rows.headers[row, 0] = head(RESULT, 0, jobs.table[j, WORLD])
+    rows.headers[row, 0] = head(RESULT, np.int64(0), jobs.table[j, WORLD])
     rows.headers[row, 1] = tail(rows.chunk[row], rows.exponent[row], rows.call[row])
     for worker in range(jobs.table[j, WORKERS]):
         _to_one(fd, rows, jobs, j, row, worker, out, chaos)
@@ -110,7 +110,7 @@ def _to_one(fd, rows, jobs, j, row, worker, out, chaos):  # type: ignore[no-unty
             size = rows.size[row] // 4
             for x in range(size):
                 chaos.numbers[chaos.state[0], 4 + x] = rows.pool[pool, x]
-            again(chaos, 0, j, worker, rows.chunk[row], HEADER_BYTES + rows.size[row])
+            again(chaos, np.int64(0), j, worker, rows.chunk[row], HEADER_BYTES + rows.size[row])
     for _ in range(copies):
         name = rows.at[2] + (j * (MAX_WORKERS + 1) + worker) * 16
         put(fd, out, name, rows.at[0] + row * 16, rows.at[1] + pool * rows.at[3], rows.size[row])
@@ -176,7 +176,7 @@ def _contribution(fd, words, numbers, i, size, rows, jobs, j, worker, out, contr
         if folds and kind != SPARSE:
             fold(kind, jobs.own, rows.pool, pool, workers, rows.seen[row], worker, count)
     else:
-        combine(kind, jobs.own, rows.pool, pool, numbers, i, 4, count)
+        combine(kind, jobs.own, rows.pool, pool, numbers, i, np.int64(4), count)
     if rows.seen[row] == (1 << workers) - 1:
         if kind == SPARSE:
             rows.size[row] = combine_round(
@@ -233,7 +233,7 @@ def _packet(fd, box, i, rows, jobs, out, controls, chaos, now):  # type: ignore[
     if j < 0 or box.names[i, 0] != jobs.names[j, worker, 0]:
         jobs.counters[_FOREIGN] += 1
         if kind == CONTRIBUTION and j < 0:
-            _control(box, i, HEADER_BYTES, controls)  # Python tells a worker of a job that is over
+            _control(box, i, np.int64(HEADER_BYTES), controls)  # Python tells a worker of a job that is over
         return
     if size % 4 or size > rows.at[3]:
         jobs.counters[_MALFORMED] += 1
@@ -247,7 +247,7 @@ def _packet(fd, box, i, rows, jobs, out, controls, chaos, now):  # type: ignore[
         if keep(chaos):
             for x in range(-(-(size + HEADER_BYTES) // 8)):
                 chaos.kept[chaos.state[0], x] = box.words[i, x]
-            again(chaos, 1, j, worker, box.words[i, 1] & (1 << 40) - 1, size + HEADER_BYTES)
+            again(chaos, np.int64(1), j, worker, box.words[i, 1] & (1 << 40) - 1, size + HEADER_BYTES)
     for _ in range(copies):
         _contribution(fd, box.words, box.numbers, i, size, rows, jobs, j, worker, out, controls, chaos, now)
 
@@ -255,7 +255,7 @@ def _packet(fd, box, i, rows, jobs, out, controls, chaos, now):  # type: ignore[
 @called
 def _late(fd, rows, jobs, out, controls, chaos, now):  # type: ignore[no-untyped-def]
     """Send again what was kept and whose slot has gone on for long enough, from the newest back."""
-    i = 0
+    i = np.int64(0)
     while i < chaos.state[0]:
         up, j, worker, number, size = chaos.about[i, 0], chaos.about[i, 1], chaos.about[i, 2], chaos.about[i, 3], chaos.about[i, 4]
         slots = jobs.table[j, SLOTS]

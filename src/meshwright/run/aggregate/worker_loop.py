@@ -120,7 +120,7 @@ def _send(fd, flow, tensor, number, coded, out, now):  # type: ignore[no-untyped
         count = count * (2 if flow.numbers[SPLIT] else 1)
     else:
         payload = flow.at[3] + 4 * first
-    put(fd, out, 0, flow.at[0] + slot * HEADER_BYTES, payload, 4 * count)
+    put(fd, out, np.int64(0), flow.at[0] + slot * HEADER_BYTES, payload, 4 * count)
     flow.sent_ns[slot] = now
     flow.tries[slot] += 1
     flow.numbers[SENT] += 1
@@ -155,13 +155,13 @@ def _post_pairs(fd, flow, tensor, number, holds, out, now):  # type: ignore[no-u
     flow.staging[slot, 0], flow.staging[slot, 1] = pack(flags, count), block
     flow.place[slot], flow.size[slot], flow.tries[slot] = at, 4 * size, 0
     flow.headers[slot, 0] = head(CONTRIBUTION, flow.numbers[WORKER], flow.numbers[WORLD])
-    flow.headers[slot, 1] = tail(number, 0, flow.numbers[CALL])
+    flow.headers[slot, 1] = tail(number, np.int64(0), flow.numbers[CALL])
     _send_pairs(fd, flow, slot, out, now)
 
 
 @called
 def _send_pairs(fd, flow, slot, out, now):  # type: ignore[no-untyped-def]
-    put(fd, out, 0, flow.at[0] + slot * HEADER_BYTES, flow.at[1] + slot * flow.at[2], flow.size[slot])
+    put(fd, out, np.int64(0), flow.at[0] + slot * HEADER_BYTES, flow.at[1] + slot * flow.at[2], flow.size[slot])
     flow.sent_ns[slot] = now
     flow.tries[slot] += 1
     flow.numbers[SENT] += 1
@@ -173,7 +173,7 @@ def _begin_block(fd, flow, tensor, slot, block, out, now):  # type: ignore[no-un
     flow.block[slot] = block if block < flow.numbers[BLOCKS] else -1
     if flow.block[slot] >= 0:
         flow.place[slot] = tensor.first[block]
-        _post_pairs(fd, flow, tensor, flow.due[slot], False, out, now)
+        _post_pairs(fd, flow, tensor, flow.due[slot], np.int64(0), out, now)
 
 
 @called
