@@ -18,7 +18,6 @@ from meshwright.data.peers import ANSWER, ASK, HELLO, _owners
 from meshwright.errors import PortInUse, RunError, UsageError
 from ports import free_port
 
-
 SIZES = [3000 + 100 * i for i in range(24)]
 
 
