@@ -84,7 +84,7 @@ def test_what_is_planned_differs_before_it_is_called() -> None:
 
 
 def test_what_all_agreed_on_and_the_backend_refused_is_no_difference() -> None:
-    """It is told while it is asked about. When the next rank hears of that, or while it has not heard of the agreement, another call has its number."""
+    """It is told while it is asked about. When the next rank hears of that, or has not heard of the agreement yet, another call has its number."""
     refused, made, other = (1, CALLS[0], 64), (1, CALLS[1], 64), (1, CALLS[2], 64)
     one, two = Rank(0, 2), Rank(1, 2)
     one.asking = (*refused, 0)
