@@ -20,7 +20,6 @@ from meshwright.run.calibrate.operators import (
     measure_graph,
     measure_weight_shares,
     measured_total_s,
-    quiet_single_thread,
 )
 
 
