@@ -5,13 +5,16 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import random
 import sys
 import time
+import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.internal.conjecture import providers
@@ -53,6 +56,8 @@ SHARED_BY = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "randomly_reset_seed"):
+        config.option.randomly_reset_seed = False  # it mixes the order; what tests draw is the same in every run (`same_numbers`)
     batch_scheduling()  # for ranks that are threads or processes of a test's own as for those of the launcher
     if TORCH:
         workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
@@ -146,10 +151,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         captured.forget(run)
 
 
+def same_numbers(text: str) -> None:
+    """Whoever draws without a seed draws by this text: not by the run, nor by what other tests of the process drew before."""
+    seed = zlib.crc32(text.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.manual_seed(seed)  # the processor's alone: to seed accelerators takes a look at the whole stack
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Under `@pytest.mark.interpreter` no interpreter is a fork of the warm one. Tests of the lab go before others. What is captured is kept, but
     where capturing is tested."""
+    same_numbers(item.nodeid)
     if kept := sys.modules.get("traced"):
         kept.remember("capture" not in item.path.parts)
     with (
@@ -212,6 +227,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A document that a command made in a test of commands, and that is not of its published form, fails it."""
     documents.told()
+    same_numbers(f"{item.nodeid} itself")  # fixtures were the other tests', perhaps
     outcome = yield
     if (wrong := documents.told()) and "cli" in item.path.parts:
         pytest.fail("\n".join(wrong))
@@ -220,13 +236,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_process_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves child processes; they get ten seconds to end by themselves and are ended then.
+    """Fail a test that leaves child processes; they get a minute to end by themselves and are ended then.
 
     multiprocessing's resource tracker and the server of warm interpreters live as long as the interpreter and are not the test's.
     """
     before = children()
     yield
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         ours = {*before, warm_interpreters.server_pid()}
         left = {pid: command for pid, command in commands(children() - ours).items() if "resource_tracker" not in command}

@@ -56,7 +56,7 @@ def test_wrong_elements_are_counted() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 def test_two_processes_and_both_backends(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--ranks", "2", "-b", "4KiB", "-e", "64KiB", "-f", "16", "-n", "2", "-w", "1", "--fabric", "laptop:2", "--no-builtin", "--json"]
     assert main(["collective", "bench", "reduce-scatter", *flags]) == 0
@@ -74,7 +74,7 @@ def test_two_processes_and_both_backends(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.real
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 def test_the_table_and_an_operation_without_an_in_place_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collective", "bench", "all-to-all", "--ranks", "2", "-b", "1KiB", "-e", "1KiB", "-n", "1", "-w", "0", "-d", "half"]) == 0
     lines = capsys.readouterr().out.splitlines()

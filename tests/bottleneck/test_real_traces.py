@@ -42,12 +42,11 @@ class Data(torch.utils.data.Dataset):
         return torch.ones(64)
 
 
-def profiled(folder, module: nn.Module, sleep_s: float = 0.0) -> list[float]:
-    """Writes trace.json and modules.json of four steps; their lengths by the clock."""
+def profiled(folder, module: nn.Module, sleep_s: float = 0.0) -> float:
+    """Writes trace.json and modules.json of four steps; how long they took together, and what lies between them, by the clock."""
     torch.set_num_threads(1)
     loader = iter(torch.utils.data.DataLoader(Data(sleep_s), batch_size=4))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    lengths = []
 
     def step() -> None:
         loss = module(next(loader)).square().mean()
@@ -57,29 +56,29 @@ def profiled(folder, module: nn.Module, sleep_s: float = 0.0) -> list[float]:
 
     step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        begun = time.perf_counter()
         for number in range(4):
-            begun = time.perf_counter()
             with torch.profiler.record_function(f"ProfilerStep#{number}"):
                 step()
-            lengths.append(time.perf_counter() - begun)
+        took_s = time.perf_counter() - begun
     profiler.export_chrome_trace(str(folder / "trace.json"))
     write_module_tree(folder / "modules.json", capture_modules(module, (torch.ones(4, 64),)))
-    return lengths
+    return took_s
 
 
 def test_a_slow_dataset(tmp_path):
-    lengths = profiled(tmp_path, nn.Sequential(*[Layer() for _ in range(3)]), sleep_s=0.004)
+    took_s = profiled(tmp_path, nn.Sequential(*[Layer() for _ in range(3)]), sleep_s=0.004)
     found, devices = breakdown_of([tmp_path / "trace.json"], modules=tmp_path / "modules.json")
     stall = next(c for c in found.causes if c.kind == "data stall")
     assert not devices and stall.where == "load data on rank 0" and stall.gain_s >= 0.016
     (times,) = found.times
-    assert times.steps == 4 and times.step_s == pytest.approx(sum(lengths) / 4, rel=0.5)
+    assert times.steps == 4 and 0.016 <= times.step_s <= 1.05 * took_s / 4
     assert times.total["data_stall_s"] >= 0.016 and times.stages["load data"]["data_stall_s"] == pytest.approx(times.total["data_stall_s"])
     assert {"forward", "backward", "optimizer"} <= times.stages.keys()
 
 
 def test_a_copy_in_one_layer(tmp_path):
-    profiled(tmp_path, nn.Sequential(Layer(), Layer(), Layer(rows=8000), Layer()))
+    profiled(tmp_path, nn.Sequential(Layer(), Layer(), Layer(rows=32000), Layer()))
     found, _ = breakdown_of([tmp_path / "trace.json"], modules=tmp_path / "modules.json")
     largest = next(c for c in found.causes if c.kind == "copies")  # what else the machine does meanwhile may be ahead of it
     assert largest.where == "module 2" and largest.gain_s > 0

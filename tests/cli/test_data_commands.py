@@ -114,7 +114,7 @@ def test_plan_and_the_epochs_that_follow_it(user, capsys, tmp_path):
     where = ["--memory", "30000", "--rounds", "1"]
     code, analysis, _ = run(capsys, "data", "analyse", f"{user}:loader", "--device-time", "0.003", *where)
     assert code == 0
-    m = analysis["measured"] | {"miss_s": 0.01, "hit_s": 1e-5, "storage_Bps": 1e6, "prepare_s": 1e-4, "cpu_s": 1e-4, "workers": 1}
+    m = analysis["measured"] | {"miss_s": 0.01, "hit_s": 1e-5, "storage_Bps": 1e6, "prepare_s": 1e-4, "cpu_s": 1e-4, "workers": 1, "held": 1.0}
     rates.write_text(json.dumps(analysis | {"measured": m}))  # a slow disk
     code, found, _ = run(capsys, "data", "plan", str(rates), "--memory", "30000", "--out", feed)
     plan = found["plan"]

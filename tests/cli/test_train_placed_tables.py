@@ -11,7 +11,7 @@ from meshwright.drive.citations import citations
 from meshwright.drive.plans import read_plan
 
 DLRM = Path(__file__).parents[2] / "examples" / "dlrm.py"
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(280)
 
 
 def line(model, out, *more):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from effort import few
-from meshwright.data import FileRange, PeerFiles, pages
+from meshwright.data import FileRange, PeerFiles, pages, peers
 from meshwright.data.peers import ANSWER, ASK, HELLO, _owners
 from meshwright.errors import PortInUse, RunError, UsageError
 from ports import free_port
@@ -45,7 +45,7 @@ def cluster(paths):
     names, folder = ports(3), Path(paths[0]).parent
     other = folder / "other"
     other.symlink_to(folder)
-    nodes = [PeerFiles([str(other / Path(p).name) for p in paths] if i == 1 else paths, names, i, 24 * 8192) for i in range(3)]
+    nodes = [PeerFiles([str(other / Path(p).name) for p in paths] if i == 1 else paths, names, i, 24 * 8192, timeout_s=100) for i in range(3)]
     yield nodes
     for node in nodes:
         node.close()
@@ -73,7 +73,7 @@ def test_a_node_more_moves_its_share_alone(nodes):
 
 def test_what_no_node_has_room_for_comes_from_storage(paths):
     names = ports(2)
-    nodes = [PeerFiles(paths, names, i, [5 * 8192, 3 * 8192], transform=len) for i in range(2)]
+    nodes = [PeerFiles(paths, names, i, [5 * 8192, 3 * 8192], transform=len, timeout_s=100) for i in range(2)]
     try:
         assert [nodes[0][i] for i in range(24)] == [3000 + 100 * i for i in range(24)] and nodes[0][-1] == 5300
         kept = [nodes[0].owner.count(0), nodes[0].owner.count(1)]
@@ -86,13 +86,14 @@ def test_what_no_node_has_room_for_comes_from_storage(paths):
             node.close()
 
 
-def test_a_node_that_is_gone_is_done_without(cluster, paths):
+def test_a_node_that_is_gone_is_done_without(cluster, paths, monkeypatch):
+    monkeypatch.setattr(peers, "MAX_RETRY_S", 1e9)
     cluster[1].close()
     assert [cluster[0][i] for i in range(24)] == [bytes([i]) * (3000 + 100 * i) for i in range(24)]
     assert cluster[0].served.unanswered == 1  # it is not asked again for a while
     assert cluster[0].served.storage_bytes == sum(s for s, o in zip(cluster[0].sizes, cluster[0].owner, strict=True) if o == 1)
     cluster[0]._down.clear()
-    back = PeerFiles(paths, [":".join(map(str, n)) for n in cluster[0].nodes], 1, 24 * 8192)
+    back = PeerFiles(paths, [":".join(map(str, n)) for n in cluster[0].nodes], 1, 24 * 8192, timeout_s=100)
     before = cluster[0].served.peer_bytes
     mine = cluster[0].owner.index(1)
     assert cluster[0][mine] == bytes([mine]) * (3000 + 100 * mine) and cluster[0].served.peer_bytes > before
@@ -128,7 +129,7 @@ def test_a_copy_in_a_worker_has_connections_of_its_own(cluster, paths):
 
 def test_nodes_that_were_started_with_other_files(paths):
     names = ports(2)
-    first, second = PeerFiles(paths, names, 0, 24 * 8192), PeerFiles(paths[:-1], names, 1, 24 * 8192)
+    first, second = PeerFiles(paths, names, 0, 24 * 8192, timeout_s=100), PeerFiles(paths[:-1], names, 1, 24 * 8192)
     try:
         with pytest.raises(RunError, match="node 1 has other files"):
             first[first.owner.index(1)]
@@ -140,7 +141,7 @@ def test_nodes_that_were_started_with_other_files(paths):
 def test_strangers_are_not_served(cluster):
     def asked(*sent: bytes) -> bytes:
         found = b""
-        with socket.create_connection(cluster[0].nodes[0], timeout=5) as channel, contextlib.suppress(OSError):  # a stranger is cut off
+        with socket.create_connection(cluster[0].nodes[0], timeout=100) as channel, contextlib.suppress(OSError):  # a stranger is cut off
             for each in sent:
                 channel.sendall(each)
             channel.shutdown(socket.SHUT_WR)
@@ -161,7 +162,7 @@ def test_parts_of_files(tmp_path):
     (tmp_path / "a").write_bytes(bytes(range(256)) * 64)
     names = ports(2)
     parts = [FileRange(str(tmp_path / "a"), 5000, 300), FileRange(str(tmp_path / "a"), 9000)]
-    nodes = [PeerFiles(parts, names, i, 1 << 20) for i in range(2)]
+    nodes = [PeerFiles(parts, names, i, 1 << 20, timeout_s=100) for i in range(2)]
     try:
         for node in nodes:
             assert [len(node[0]), len(node[1])] == [300, 16384 - 9000] and node[0][0] == 5000 % 256

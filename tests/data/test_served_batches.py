@@ -37,10 +37,12 @@ class Feed:
     def __init__(self, folder: Path, jobs: int, items: int = ITEMS, slow_s: float = 0.004) -> None:
         self.at, self.jobs = str(folder / "feed.sock"), jobs
         self.of = Batches(dataset=Items(items, slow_s), batch_size=3, name=f"test-{uuid.uuid4().hex[:12]}", jobs=jobs, collate_fn=list, timeout_s=60)
+        self.ends, self.lives = os.pipe()  # whatever descends from a guard holds `lives`
         self.process = self.up()
 
     def up(self):
         def main() -> None:
+            os.close(self.ends)
             listener = listening(self.at)
             guarded([lambda again: serve(self.of, listener, workers=2, staged=6, again=again)])
 
@@ -57,6 +59,9 @@ class Feed:
     def close(self) -> None:
         self.process.kill()
         self.process.join()
+        os.close(self.lives)
+        os.read(self.ends, 1)  # its services and their workers are killed with it, but not at once: they write until then
+        os.close(self.ends)
         removed(self.of)
 
 
@@ -104,7 +109,7 @@ def test_survivors_get_each_item_once(seed, feed, tmp_path):
     dead = -1
     for _ in range(3):
         wanted, path = rng.randrange(2, 25), tmp_path / "0.txt"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while (not path.exists() or path.read_text().count("\n") < wanted) and started[0].is_alive() and time.monotonic() < deadline:
             time.sleep(0.003)
         victim = rng.choice(["worker", "service", "guard", "job"])

@@ -20,7 +20,7 @@ from meshwright.io.fabric.name import load_fabric
 from meshwright.lab import Lab
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(280)]
 RATE_BPS, SIZE_BYTES = 2_000_000, 600_000
 
 WORK = '''

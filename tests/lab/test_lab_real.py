@@ -30,7 +30,7 @@ from meshwright.lab.planning import Options, plan_lab
 from meshwright.lab.state import claim, known_labs, read_state, remove
 from meshwright.run.machine.cpu_quota import quota_place
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(280)]
 
 STAR = "star:3?link=12.5MB/s"
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -179,7 +179,7 @@ if os.environ["RANK"] == "0":
 else:
     for _ in range(500):
         try:
-            peer = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=20)
+            peer = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=100)
             break
         except ConnectionRefusedError:
             import time
@@ -192,7 +192,7 @@ else:
 def test_counters_show_what_was_sent(star: Lab) -> None:
     size = 2_000_000
     before = star.counters()
-    star.run([sys.executable, "-c", SEND, str(size)], ranks=[0, 1], timeout_s=60)
+    star.run([sys.executable, "-c", SEND, str(size)], ranks=[0, 1], timeout_s=150)
     sent = {name: count - before[name] for name, count in star.counters().items()}
     for name in ("d1->hub", "hub->d0"):
         assert size <= sent[name].bytes <= 1.05 * size
@@ -205,7 +205,7 @@ def test_packets_take_the_fabrics_routes() -> None:
     with Lab.up(parting_routes(), verify=False) as lab:
         for src in ("d0", "d2"):
             before = lab.counters()
-            lab.run([sys.executable, "-c", SEND, str(size)], order=[1, lab.device_number(src)], ranks=[1, lab.device_number(src)], timeout_s=60)
+            lab.run([sys.executable, "-c", SEND, str(size)], order=[1, lab.device_number(src)], ranks=[1, lab.device_number(src)], timeout_s=150)
             used = {name for name, count in lab.counters().items() if (count - before[name]).bytes > 0.9 * size}
             route = lab.fabric.route(lab.device_number(src), 1)
             assert used == {lab.link_name(x) for x in route}
@@ -215,7 +215,7 @@ def test_packets_take_the_fabrics_routes() -> None:
 def test_one_way_links_are_measured_and_used_one_way() -> None:
     with Lab.up(one_way_ring()) as lab:
         assert all(abs(x.goodput_Bps / x.ceiling_Bps - 1) <= 0.03 for x in lab.state.links)
-        lab.run([sys.executable, "-c", SEND, "100000"], ranks=[0, 1], timeout_s=60)
+        lab.run([sys.executable, "-c", SEND, "100000"], ranks=[0, 1], timeout_s=150)
 
 
 def test_nothing_outside_is_touched() -> None:
@@ -239,7 +239,7 @@ def test_declared_shares_are_kept() -> None:
         assert "share= pacing=" in whole
         if lab.state.pacing == "quota":
             with lab.popen(0, ["cat", "/proc/self/cgroup"], stdout=subprocess.PIPE) as one:
-                assert f"meshwright-{os.getpid()}-".encode() in one.communicate(20)[0]
+                assert f"meshwright-{os.getpid()}-".encode() in one.communicate(100)[0]
             assert f"meshwright-{os.getpid()}-" in slow
             assert f"meshwright-{os.getpid()}-" not in whole
 
@@ -256,7 +256,7 @@ def test_delay_and_loss_are_real() -> None:
         assert len(relays) == (lab.state.method == "relay")
         assert {os.sched_getscheduler(pid) for pid in relays} <= {os.SCHED_OTHER}  # though tests run as batches: it runs as soon as it wakes
         assert lab.state.links[2].ceiling_Bps == pytest.approx(0.9 * 1_250_000 * 1472 / 1514, rel=1e-3)
-        lab.run([sys.executable, "-c", SEND, "200000"], ranks=[0, 1], timeout_s=60)
+        lab.run([sys.executable, "-c", SEND, "200000"], ranks=[0, 1], timeout_s=150)
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------------
@@ -268,9 +268,9 @@ def test_a_link_is_cut_and_restored(star: Lab) -> None:
     with star.popen(0, [sys.executable, "-c", LISTEN], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None and server.stdout.readline() == b"up\n"
 
-        def reaches(limit_s: str = "20") -> bool:
+        def reaches(limit_s: str = "100") -> bool:
             with star.popen("d1", [sys.executable, "-c", ASK, star.address(0), limit_s], stderr=subprocess.DEVNULL) as asks:
-                return asks.wait(50) == 0
+                return asks.wait(150) == 0
 
         assert reaches()
         star.cut("d1->hub")
@@ -314,7 +314,7 @@ def test_signals_reach_the_process(star: Lab) -> None:
 
 def test_output_and_exit_code_of_one_process(star: Lab) -> None:
     with star.popen(2, ["sh", "-c", "echo out; echo err >&2; exit 3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.communicate(20) == (b"out\n", b"err\n")
+        assert process.communicate(100) == (b"out\n", b"err\n")
         assert process.returncode == 3
     with pytest.raises(UsageError, match="cannot start 'no-such-program'"):
         star.popen(0, ["no-such-program"])
@@ -328,14 +328,14 @@ FORKS = "setsid sh -c 'sleep 1000 & sleep 1000' & (trap '' TERM; sleep 1000) & "
 
 def test_the_first_failure_ends_all_and_names_itself(star: Lab) -> None:
     with pytest.raises(RankFailed, match="rank 1 ended with 7") as caught:
-        star.run(["sh", "-c", FORKS + "if [ $RANK = 1 ]; then echo bad luck; exit 7; fi; wait"], timeout_s=60)
+        star.run(["sh", "-c", FORKS + "if [ $RANK = 1 ]; then echo bad luck; exit 7; fi; wait"], timeout_s=150)
     assert caught.value.hint == "its last line of output: bad luck"
     assert len(members(pid_namespace(star))) == 1
 
 
 def test_ranks_end_at_the_time_limit(star: Lab) -> None:
-    with pytest.raises(RunTimeout, match=r"ranks 0, 2 still ran after 3 s"):
-        star.run(["sh", "-c", FORKS + "if [ $RANK = 1 ]; then exit 0; fi; wait"], timeout_s=3.0)
+    with pytest.raises(RunTimeout, match=r"ranks 0, 2 still ran after 10 s"):
+        star.run(["sh", "-c", FORKS + "if [ $RANK = 1 ]; then exit 0; fi; wait"], timeout_s=10.0)
     assert len(members(pid_namespace(star))) == 1
 
 

@@ -30,15 +30,15 @@ def meet(seat: Seat) -> dict[str, Any]:
 
 
 def scheduling(seat: Seat) -> int:
-    seat.link(30.0).go()
+    seat.link(100.0).go()
     return os.sched_getscheduler(0)
 
 
 def waits(seat: Seat) -> None:
-    """Says in the folder who it is, and waits to be ended."""
-    (seat.folder / f"here-{seat.rank}").write_text(str(os.getpid()))
-    seat.link(30.0).go()
+    """Says in the folder who it is, past its start, and waits to be ended."""
+    seat.link(100.0).go()
     seat.progress[STATE] = CALIBRATING
+    (seat.folder / f"here-{seat.rank}").write_text(str(os.getpid()))
     time.sleep(seat.options["sleep_s"])
 
 
@@ -49,7 +49,7 @@ def refuses(seat: Seat) -> None:
 
 
 def breaks(seat: Seat) -> None:
-    seat.link(30.0).go()
+    seat.link(100.0).go()
     seat.progress[STATE] = CALIBRATING
     if seat.rank == 1:
         raise ValueError("sample 20 is damaged")
@@ -57,5 +57,5 @@ def breaks(seat: Seat) -> None:
 
 
 def leaves(seat: Seat) -> None:
-    seat.link(30.0).go()
+    seat.link(100.0).go()
     os._exit(3)

@@ -80,6 +80,7 @@ def _serve(rank: int, pipe: Connection) -> None:
             function, ranks, store, timeout_s, args = pipe.recv()
         except (EOFError, OSError):
             return
+        torch.manual_seed(0)  # whatever the cases before drew
         try:
             group = dist.ProcessGroupGloo(dist.PrefixStore("ranks", dist.FileStore(store, ranks)), rank, ranks, timedelta(seconds=timeout_s))
             pipe.send((True, function(rank, group, *args)))

@@ -51,7 +51,10 @@ class Copies:
         swept(self.root)
         while True:
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            fd = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fd = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # another process was sweeping it away
+                continue
             fcntl.flock(fd, fcntl.LOCK_SH)
             try:
                 if os.fstat(fd).st_ino == (self.folder / LOCK).stat().st_ino:

@@ -271,12 +271,15 @@ def guarded(runs: Sequence[Callable[[bool], None]], *, ending: Callable[[], bool
 
 
 def _forked(run: Callable[[bool], None], again: bool) -> int:
+    guard = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its guard
+        if os.getppid() != guard:  # which was killed before
+            os._exit(code)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         run(again)

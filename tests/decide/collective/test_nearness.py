@@ -16,7 +16,7 @@ from meshwright.decide.collective.classic.rooted_tree import RootedTree
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(280)
 
 
 def made(devices: int, switches: int, edges: list[tuple[str, str, int, int]], group: bool = False) -> Fabric:

@@ -51,7 +51,7 @@ def switch(*, slots: int = 64, words: int = 64, faults: Injector | None = None, 
 
 
 def seat(worker: int, children: int, **more: Any) -> Seat:
-    return Seat(**{"job": "job", "worker": worker, "children": children, "words": 64, "slots": 8, "silence_s": 1.0, "timeout_s": 20.0} | more)
+    return Seat(**{"job": "job", "worker": worker, "children": children, "words": 64, "slots": 8, "silence_s": 5.0, "timeout_s": 100.0} | more)
 
 
 def together(workers: int, work: Callable[[int], Any]) -> list[Any]:

@@ -96,7 +96,7 @@ def test_a_gang_has_its_ranks_gpus_limits_and_names(tmp_path):
     """Ranks lie as the parts say: s1 before s0. The audit is clean, then finds what is changed by hand."""
     given = (*part("g", "s1", (2, 3), cores=3), *part("g", "s0", (1,), cores=1, memory_bytes=1 << 29))
     with Session(Local(servers=SERVERS), tmp_path) as s:
-        s.submit("g", [*SAYS[:2], f"{SAYS[2]}; sleep 1"], number=0)
+        s.submit("g", [*SAYS[:2], f"{SAYS[2]}; until [ -e {tmp_path}/go ]; do sleep 0.05; done"], number=0)
         s.place("g", given)
         assert s.watch() == [] and s.jobs["g"].now == "held"
         s.start(["g"])
@@ -105,6 +105,7 @@ def test_a_gang_has_its_ranks_gpus_limits_and_names(tmp_path):
         assert {"".join((g / f).read_text().strip() for f in ("cpu.cfs_quota_us", "cpu.max", "memory.limit_in_bytes",
             "memory.max") if (g / f).exists())
                 for g in here} in ({"30000", str(1 << 30), "10000", str(1 << 29)}, {f"30000 10000{1 << 30}", f"10000 10000{1 << 29}"})  # fmt: skip
+        (tmp_path / "go").touch()
         assert over(s, "g").code == 0 and s.audit("g") == given and not groups(os.getpid())
         named = not s.engine.notes
     out = [words(tmp_path, 0, r) for r in range(3)]

@@ -18,7 +18,7 @@ from meshwright.cli.frame import main
 from meshwright.errors import FormatError, UnknownName, UsageError
 from meshwright.run.executor.ordered import LaunchOrder, is_local, ordered, read_order, write_order
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(280)
 FOUR = LaunchOrder(names=("a", "b", "c", "d"), host=(0, 1, 2, 3), address=("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"), order=(2, 0, 3, 1))
 TWICE = LaunchOrder(names=("a0", "a1", "b0", "b1"), host=(0, 0, 1, 1), address=("10.0.0.1",) * 2 + ("10.0.0.2",) * 2, order=(2, 3, 0, 1))
 PYTHON = ["python", "x.py"]

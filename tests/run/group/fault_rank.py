@@ -54,7 +54,7 @@ class Striker:
         elif kind == "exception":
             raise ValueError("planted")
         else:  # the rig does something to the network
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not (self.folder / "go").exists() and time.monotonic() < deadline:
                 time.sleep(0.005)
 

@@ -115,7 +115,7 @@ class FaultRig:
         struck = self._strike(folder, act) if fault is not None else False
         stopped = fault is not None and fault["kind"] == "stop" and struck
         if stopped:
-            self._await(folder, [r for r in range(self.world) if r != fault["rank"]], 30)  # type: ignore[index]
+            self._await(folder, [r for r in range(self.world) if r != fault["rank"]], 100)  # type: ignore[index]
         elif act is not None:
             self._await(folder, list(range(self.world)), 60)
         if undo is not None:
@@ -123,7 +123,7 @@ class FaultRig:
         codes: dict[int, int] = {}
         left: list[int] = []
         for place in range(len(per_place)):
-            self._ask(place, {"reap": 40, "thaw": stopped})
+            self._ask(place, {"reap": 100, "thaw": stopped})
         for place in range(len(per_place)):
             found = self._answer(place)
             codes |= {int(r): c for r, c in found["codes"].items()}

@@ -15,13 +15,13 @@ CALLS = [pack_call(op, root, red, "float32") for op, root, red in (("all-reduce"
 
 class Rank:
     def __init__(self, rank: int, size: int) -> None:
-        self.recorder, self.asking = Recorder(None, range(size), rank), None
+        self.recorder, self.asking, self.agreements = Recorder(None, range(size), rank), None, 0
 
         def call(number: int) -> tuple[int, int] | None:
             found = self.recorder.calls.get(number)
             return found[:2] if found is not None else None
 
-        self.audit = Audit(lambda: self.recorder.number, self.recorder.digest, call, lambda: self.asking)
+        self.audit = Audit(lambda: self.recorder.number, self.recorder.digest, call, lambda: self.asking, lambda: self.agreements)
 
 
 def walked(sequences: list[list[tuple[int, int, int]]], seed: int) -> tuple[int, int, int] | None:
@@ -68,7 +68,7 @@ def test_only_ranks_that_differ_are_found(seed: int) -> None:
 
 def test_what_is_planned_differs_before_it_is_called() -> None:
     one, two = Rank(0, 2), Rank(1, 2)
-    one.asking, two.asking = (1, CALLS[0], 64), (1, CALLS[2], 64)
+    one.asking, two.asking = (1, CALLS[0], 64, 0), (1, CALLS[2], 64, 0)
     told = one.audit.due(1.0)
     assert told == Told(number=0, digest=0, planning=(CALLS[0], 64)) and one.audit.due(1.0 + AUDIT_PERIOD_S) is None, "no news"
     two.audit.hear(0, told)
@@ -76,11 +76,37 @@ def test_what_is_planned_differs_before_it_is_called() -> None:
     two.asking = one.asking
     two.audit.hear(0, told)
     assert two.audit.differs() is None
-    one.asking = (2, CALLS[0], 64)  # the thread that tells has read the number before the call that came meanwhile
+    one.asking = (2, CALLS[0], 64, 0)  # the thread that tells has read the number before the call that came meanwhile
     assert one.audit.due(9.0) is None
     two.recorder.asked(CALLS[2], 64, 3)  # planned here already, and called
     two.audit.hear(0, told)
     assert two.audit.differs() == (0, 1)
+
+
+def test_what_all_agreed_on_and_the_backend_refused_is_no_difference() -> None:
+    """It is told while it is asked about. When the next rank hears of that, or has not heard of the agreement yet, another call has its number."""
+    refused, made, other = (1, CALLS[0], 64), (1, CALLS[1], 64), (1, CALLS[2], 64)
+    one, two = Rank(0, 2), Rank(1, 2)
+    one.asking = (*refused, 0)
+    late = one.audit.due(1.0)
+    one.agreements, one.asking = 1, (*made, 1)
+    early = one.audit.due(2.0)
+    two.asking = (*refused, 0)  # it still waits for the others
+    two.audit.hear(0, early)
+    assert two.audit.differs() is None
+    two.agreements, two.asking = 1, (*made, 1)
+    two.audit.hear(0, late)
+    assert two.audit.differs() is None
+    two.agreements, two.asking = 2, None
+    two.recorder.asked(CALLS[1], 64, 0)
+    two.audit.hear(0, late)
+    assert two.audit.differs() is None
+    three = Rank(1, 2)  # it was told what the others agreed on, and then does something else
+    three.asking = (*refused, 0)
+    three.audit.hear(0, early)
+    assert three.audit.differs() is None
+    three.agreements, three.asking = 1, (*other, 1)
+    assert three.audit.differs() == (0, 1)
 
 
 def test_what_is_forgotten_is_told_by_a_claim() -> None:

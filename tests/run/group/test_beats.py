@@ -17,7 +17,7 @@ from meshwright.run.group.engine import Engine
 from meshwright.run.group.plans import GroupPlans
 from meshwright.run.group.settings import Settings
 
-TIMEOUT_S = 0.2
+TIMEOUT_S = 1.5  # many beats long: a thread of a busy machine may come late
 
 
 def waits(store: Any) -> Any:
@@ -52,7 +52,7 @@ def test_a_plan_that_takes_longer_than_the_deadline_is_waited_for(monkeypatch: p
     thread = threading.Thread(target=lambda: answers.append(second.choose("all-reduce", 0, 1 << 20)))
     thread.start()
     assert first.choose("all-reduce", 0, 1 << 20) == "it was slow"
-    thread.join(30)
+    thread.join(100)
     assert answers == ["it was slow"]
 
 

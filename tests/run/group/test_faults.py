@@ -19,7 +19,8 @@ from meshwright.run.group.doctor import diagnose, find_records
 from ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
-ALLOWED_S = 8.0  # far beyond deadline and grace (2 s): the machine may be busy; benchmarks/faults.py measures
+TIMEOUT_S = 6.0  # of a wait; the grace, in which each rank must answer, is a quarter of it
+ALLOWED_S = 80.0  # far beyond deadline and grace: the machine may be busy; benchmarks/faults.py measures
 
 
 def make_plan(folder: Path, fabric: str, size: str = "64KiB", strategy: str = "ring") -> Path:
@@ -35,7 +36,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rig(plan: Path) -> Iterator[FaultRig]:
-    with FaultRig(3, plan) as made:
+    with FaultRig(3, plan, timeout_s=TIMEOUT_S) as made:
         yield made
 
 
@@ -90,7 +91,7 @@ def test_a_flipped_bit_is_found_in_debug_mode(plan: Path) -> None:
     before = os.environ.get("MESHWRIGHT_DEBUG")
     os.environ["MESHWRIGHT_DEBUG"] = "1"
     try:
-        with FaultRig(3, plan) as rig:
+        with FaultRig(3, plan, timeout_s=TIMEOUT_S) as rig:
             assert judge(rig.run(None), 3, ALLOWED_S) == ""
             result = rig.run(None, scenario="flip", culprit=1)
     finally:
@@ -188,16 +189,16 @@ def test_cut_and_slow_links_are_named(tmp_path: Path) -> None:
 
     fabric = load_fabric("ring:3?link=100Mbit/s")
     plan = make_plan(tmp_path, "ring:3?link=100Mbit/s", "4MiB")
-    with Lab.up(fabric, verify=False) as lab, FaultRig(3, plan, lab, elements=1 << 20) as rig:
+    with Lab.up(fabric, verify=False) as lab, FaultRig(3, plan, lab, timeout_s=TIMEOUT_S, elements=1 << 20) as rig:
         assert judge(rig.run(None), 3, ALLOWED_S) == ""
         for kind, act in (("cut", lambda: lab.cut("d0<->d1")), ("slow", lambda: lab.set_rate("d0<->d1", 125_000))):
             result = rig.run({"kind": kind, "rank": 0, "at": 2}, act, lambda: lab.restore("d0<->d1"))
             assert judge(result, 3, ALLOWED_S, (0, 1)) == "", (kind, result.logs)
             assert result.ranks[0]["code"]
         # A message is half transferred when rank 1 fails: gloo says nothing to its receiver, who must hear of it long before the deadline.
-        rig.timeout_s = 60.0
+        rig.timeout_s = 200.0
         result = rig.run({"kind": "exception", "rank": 1, "at": 2})
-        assert judge(result, 3, 30.0) == "", result.logs
+        assert judge(result, 3, ALLOWED_S) == "", result.logs
 
 
 def test_nothing_is_left(rig: FaultRig) -> None:

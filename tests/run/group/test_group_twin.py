@@ -14,7 +14,7 @@ from meshwright.testing.group_twin import FAULTS, Fault, VirtualWorld
 CASES = few(2000)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 def test_thousands_of_faults_end_right_or_are_named() -> None:
     torch.set_num_threads(1)
     every = fc.cells(80)
@@ -67,7 +67,7 @@ def paths(made: fc.Cell, most: int) -> list[list[str]]:
     return out
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize(("strategy", "op", "fabric", "elements"), [("ring", "all-reduce", "star:2", 2), ("ring", "all-gather", "star:3", 1)])
 def test_every_interleaving_of_small_programs(strategy: str, op: str, fabric: str, elements: int) -> None:
     """In every state that two or three ranks can be in: going on ends right, and killing any rank there is named by all others."""

@@ -58,10 +58,10 @@ def test_what_is_agreed_on_before_a_trial_has_a_number_of_its_own() -> None:
     engine = Engine.__new__(Engine)
     engine.settings, engine.size, engine.plans, engine.recorder = Settings(small=True), 2, plans(2, small=True), Recorder(None, (0, 1), 0)
     told: list[Told | None] = []
-    audit = Audit(engine._last, engine._digest, engine._call_at, lambda: engine._asking)
+    audit = Audit(engine._last, engine._digest, engine._call_at, lambda: engine._asking, lambda: engine._agreements)
     neighbour = Audit(engine._last, engine._digest, engine._call_at, lambda: None)
 
-    engine._asking, engine._planning, engine.inside, engine.timeout_s = None, False, [0], 1.0
+    engine._asking, engine._planning, engine.inside, engine.timeout_s, engine._agreements = None, False, [0], 1.0, 0
     engine.health = SimpleNamespace(agree=lambda what, limit_s: told.append(audit.due(1e9)))  # type: ignore[assignment]
     call = pack_call("all-reduce", -1, "SUM", "float32")
     assert isinstance(engine.candidates("all-reduce", -1, 8, call), list)
@@ -85,7 +85,7 @@ def test_a_call_that_is_asked_about_is_seen_beside_one_that_nobody_waits_for(mon
     for rank in range(3):
         engine = Engine.__new__(Engine)
         engine.rank, engine.recorder, engine.inside, engine._planning, engine._worker = rank, Recorder(None, (0, 1, 2), rank), [2], False, None
-        engine._asking = 2, gather if rank == 1 else reduction, 24
+        engine._asking = 2, gather if rank == 1 else reduction, 24, 0
         views[rank] = engine._look()
     found = first_cause(views, 3)
     assert (found.code, found.rank) == ("rank-diverged", 1) and "all-gather" in found.message

@@ -58,7 +58,7 @@ def test_a_task_is_done_to_its_end(here: bool) -> None:
         assert w.run_here(one)
     else:
         w.submit(one)
-    assert one.work.wait(timedelta(seconds=5)) and one.work.is_success()
+    assert one.work.wait(timedelta(seconds=100)) and one.work.is_success()
     assert log == ["finished", "after"] and one.call.target.tolist() == [2.0, 2.0] and messages.mask == 47  # type: ignore[union-attr]
     assert recorder.said == [("begin", 7), ("end",)]
     two = task(log)
@@ -88,7 +88,7 @@ def test_a_lost_wait_ends_this_task_and_all_that_come(fails: RuntimeError, why: 
     one = task(log, rows)
     w.submit(one)
     with pytest.raises(GroupFailed, match="diagnosed"):
-        one.work.wait(timedelta(seconds=5))
+        one.work.wait(timedelta(seconds=100))
     [(error, of)] = diagnosed
     assert of is one and isinstance(error, Lost) and (error.peer, error.why) == (2, why) and error.__cause__ is fails
     assert (error.step, error.receives) == ((-1, False) if isinstance(fails, Broken) else (4, False))
@@ -105,7 +105,7 @@ def test_a_damaged_message_says_in_which_step() -> None:
     w, recorder, diagnosed = worker(SimpleNamespace(size=2, mask=0, wait=wait, send=lambda *_: 1))
     w.submit(one := task([], [(Op.SEND, 3, torch.ones(1), None, 3, 1, 9), (Op.DONE, 3, None, None, 3, 1, 9)]))
     with pytest.raises(GroupFailed):
-        one.work.wait(timedelta(seconds=5))
+        one.work.wait(timedelta(seconds=100))
     error = diagnosed[0][0]
     assert (error.where, error.data["step"]) == ("step 3 of it", 3) and ("waiting", 3, 1, False) in recorder.said
     w.close()
@@ -116,20 +116,20 @@ def test_giving_up_ends_what_is_under_way_and_what_waits() -> None:
 
     def wait(work: Any, limit: timedelta) -> None:
         inside.set()
-        leave.wait(5)
+        leave.wait(100)
 
     w, _, _ = worker(SimpleNamespace(size=2, mask=0, wait=wait, send=lambda *_: 1))
     rows = [(Op.SEND, 0, torch.ones(1), None, 0, 1, 9), (Op.DONE, 0, None, None, 0, 1, 9)]
     log = list[str]()
     under, waits = task(log, rows), task(log)
     w.submit(under)
-    assert inside.wait(5)
+    assert inside.wait(100)
     w.submit(waits)
     assert not w.run_here(task(log)), "something is under way"
     w.give_up(GroupFailed("over"))
     for one in (under, waits):
         with pytest.raises(GroupFailed, match="over"):
-            one.work.wait(timedelta(seconds=5))
+            one.work.wait(timedelta(seconds=100))
     leave.set()
     w.close()
     assert not w.alive and w.failed is not None and w.failed.message == "over"

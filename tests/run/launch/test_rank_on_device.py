@@ -28,7 +28,7 @@ def test_the_device_decides_where_the_launcher_names_it():
 
 
 @pytest.mark.real
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(280)
 def test_ranks_change_places_with_their_devices(tmp_path):
     """The process that hosts the store is the plan's second stage here; only that stage has losses, and rank 0 still writes the run."""
     plan = make_plan((1, 1, 2), microbatch=4)

@@ -28,7 +28,7 @@ def ours() -> list[str]:
 
 @pytest.fixture
 def sleeper():
-    child = subprocess.Popen(["/bin/sleep", "60"])
+    child = subprocess.Popen(["/bin/sleep", "600"])
     yield child
     child.kill()
     child.wait()
@@ -187,7 +187,7 @@ def test_pacing_limit_leaves_nothing_behind_on_failure(sleeper):
 def test_groups_of_a_killed_owner_are_collected(sleeper):
     code = (
         "import sys, time\nfrom meshwright.run.machine.cpu_quota import CpuQuota\nq = CpuQuota(0.5)\nq.attach(int(sys.argv[1]))\n"
-        "print(q._folder, flush=True)\ntime.sleep(60)"
+        "print(q._folder, flush=True)\ntime.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code, str(sleeper.pid)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -196,8 +196,9 @@ def test_groups_of_a_killed_owner_are_collected(sleeper):
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    assert folder.is_dir()
-    gc()
+    late = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < late:  # another process's `gc` may be at it
+        gc()
     assert not folder.exists() and sleeper.poll() is None
 
 

@@ -77,7 +77,7 @@ def test_what_is_not_run() -> None:
 
 
 @pytest.mark.sample(3)
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     ("name", "layers", "devices", "data", "groups"),
     [

@@ -20,7 +20,7 @@ from meshwright.errors import PortInUse, RankDied, RankFailed, RunTimeout, Usage
 from meshwright.run.ranks.launcher import LocalRanks, listen, scratch_folder
 
 HERE = str(Path(__file__).parents[1])
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 
 def ranks_of(folder: Path, function: str, count: int = 2, **more: Any) -> LocalRanks:
@@ -57,7 +57,6 @@ def when_all_wait(started: LocalRanks, act: Callable[[], None]) -> threading.Thr
     def watch() -> None:
         while len(list(started.folder.glob("here-*"))) < started.ranks or not started.pids:
             time.sleep(0.02)
-        time.sleep(0.3)
         act()
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -156,7 +155,7 @@ def test_ranks_die_with_a_killed_caller(tmp_path: Path, monkeypatch: pytest.Monk
     path = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": path}
     caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE, text=True, env=env)
-    killer = threading.Timer(90, caller.kill)
+    killer = threading.Timer(200, caller.kill)
     killer.start()
     try:
         assert caller.stdout is not None

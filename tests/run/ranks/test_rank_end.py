@@ -13,7 +13,7 @@ import pytest
 from meshwright.run.machine.process import STEP, WAITING_FOR, FailureReport, ProgressTable
 from meshwright.run.ranks.worker import EXIT_REPORTED, Seat, WorkerSetup, rank_main
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(280)
 
 
 def blocked(seat: Seat) -> None:

@@ -19,7 +19,7 @@ from meshwright.run.group.walk import Wait
 from meshwright.run.sparse import SparseAllReduce, transport
 from meshwright.run.sparse.transport import TorchRunner
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 LOST, DEADLINE_S, PATIENCE_S = 1, 3.0, 60.0
 
 

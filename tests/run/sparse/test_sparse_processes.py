@@ -13,7 +13,7 @@ from virtual_reduce import all_ranks, decaying, mean, step
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.run.sparse import METHODS, SparseAllReduce
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 STEPS = 4
 
 

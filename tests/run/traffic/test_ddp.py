@@ -13,7 +13,7 @@ from traffic_rig import inputs, killed, make_net, profile_of, refused, train
 
 from meshwright.drive.traffic import plan_traffic
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
 
 @pytest.fixture

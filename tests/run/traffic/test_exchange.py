@@ -8,7 +8,7 @@ from traffic_rig import exchanged
 
 from meshwright.run.traffic.exchange import MAX_ADD_HERE_BYTES, MAX_AT_ONCE_BYTES, MAX_IN_PARTS_BYTES
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
 RANKS = 3
 # Of float32, on both sides of every line.

@@ -11,7 +11,7 @@ from meshwright.codec.codec import parse_codec
 from meshwright.errors import UnknownName, Unsupported
 from meshwright.run.traffic.fsdp import CompressedReduceScatter, compress_fsdp
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from traffic_rig import inputs, make_net, measured, one_call, planned_while_trai
 from meshwright.drive.traffic import load_traffic_plan, plan_traffic
 from meshwright.run.traffic.agreement import digest
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
 
 def test_a_profile_from_steps_is_the_same_on_all_ranks_and_leaves_training_as_it_was(pool, tmp_path):

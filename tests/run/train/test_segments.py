@@ -128,7 +128,7 @@ def rank_of(rig, degrees, rank, silent_of):
     return executor, work, silent, layout
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 def test_prices_sum_to_the_step_of_a_real_executor(rig):
     for _ in range(3):  # CPU time too has bad moments on a busy machine
         executor, work, silent, layout = rank_of(rig, (1, 1, 1), 0, True)
@@ -149,7 +149,7 @@ def test_prices_sum_to_the_step_of_a_real_executor(rig):
     pytest.fail(f"the prices sum to {ratio} of a real step")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize("degrees", [(2, 1, 1), (1, 2, 1), (1, 1, 2)])
 def test_every_layout_can_be_timed_without_its_peers(rig, degrees):
     executor, work, silent, layout = rank_of(rig, degrees, 1, True)

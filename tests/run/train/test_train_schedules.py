@@ -10,7 +10,7 @@ from tensor_rig import as_serial, plan_case
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.layout.tensor_shares import TensorOptions
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 MODELS, TENSOR = "tests/run/schedule_models.py:", "tests/run/tensor_models.py:"
 
 

@@ -10,7 +10,7 @@ from .agreement import Message
 
 __all__ = ["HELLO", "LENGTH", "MAX_FRAME_BYTES", "MAX_HELLO_BYTES", "MESSAGE", "PROTOCOL_VERSION", "Hello", "frame"]
 
-PROTOCOL_VERSION = 2  # of the frames; a hello with another one is closed without an answer
+PROTOCOL_VERSION = 3  # of the frames; a hello with another one is closed without an answer
 MAX_FRAME_BYTES = 1 << 20  # of a message between members: a damaged length must not make this process keep gigabytes
 MAX_HELLO_BYTES = 1024  # of a frame from somebody who has not shown the token yet
 LENGTH = struct.Struct("!I")

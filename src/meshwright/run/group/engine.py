@@ -57,7 +57,8 @@ class Engine:
         self._device_transports: list[Any] = []
         self._closed: MeshwrightError | None = None
         self._planning = False
-        self._asking: tuple[int, int, int] | None = None  # (number, call, bytes) of the call that is being planned or agreed on
+        self._agreements = 0  # of all ranks on what they call
+        self._asking: tuple[int, int, int, int] | None = None  # (number, call, bytes, agreements) of the call that is being planned or agreed on
         self.over: list[MeshwrightError] = []  # what ended the group, once something has
         self.inside = [0]  # number of the built-in collective that is waited for
         self.consent = Consent(self)
@@ -73,7 +74,7 @@ class Engine:
         self.pairs: Pairs | None = None
         self.recorder = Recorder(None, self.global_ranks, rank)
         if size > 1:
-            audit = Audit(self._last, self._digest, self._call_at, lambda: self._asking)
+            audit = Audit(self._last, self._digest, self._call_at, lambda: self._asking, lambda: self._agreements)
             health = GroupHealth(own, rank, size, self.global_ranks, self.timeout_s, self._look, self._failed, self._busy, audit)
             health.meet(self.meeting_s)
             self.health, self.pairs = health, health.pairs()
@@ -123,7 +124,7 @@ class Engine:
             self.agree(self.recorder.asked(call, size_bytes, 0), (call, size_bytes))
             others = True
         self._planning = True
-        self._asking = None if others else (self.recorder.number + 1, call, size_bytes)
+        self._asking = None if others else (self.recorder.number + 1, call, size_bytes, self._agreements)
         try:
             return self.plans.candidates(op, root, size_bytes)
         finally:
@@ -216,10 +217,11 @@ class Engine:
         assert self.health is not None
         what = number, *signature
         if number > self.recorder.number:
-            self._asking = what
+            self._asking = *what, self._agreements
         self.inside[0] = number
         try:
             self.health.agree(what, timeout_s or self.timeout_s)
+            self._agreements += 1
         except MeshwrightError as error:
             self.over.append(error)
             raise self.over[0] from None
@@ -279,11 +281,11 @@ class Engine:
         # Also while a call that nobody waits for is walked: what differs may be the call that is asked about, not the one under way.
         if self._asking is not None and self._asking[0] > view.asked and view.state != "planning":
             view.asked = self._asking[0]
-            view.history.append((*self._asking, 0))
+            view.history.append((*self._asking[:3], 0))
         if view.state == "planning":
             view.number = self.recorder.number + 1
             if self._asking is not None:
-                view.history.append((*self._asking, NO_PROGRAM))
+                view.history.append((*self._asking[:3], NO_PROGRAM))
             view.waiting, view.peer, view.receives = self.rank != 0, 0 if self.rank else -1, True
             view.text = f"rank {self.global_ranks[self.rank]} waits for the plan from rank {self.global_ranks[0]}" if self.rank else ""
         return view
