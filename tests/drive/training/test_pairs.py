@@ -1,0 +1,65 @@
+"""Pairs of DualPipe on models with experts: exchanges pass beside the other half, and a pair takes no longer than its halves in a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from captured import captured
+from meshwright.cost import assumed_cost
+from meshwright.drive.plans import check_plan, read_fabric
+from meshwright.drive.training.pipeline import PipelineWanted
+from meshwright.drive.training.recompute import RecomputeWanted
+from meshwright.drive.training.sharding import ShardingWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
+from meshwright.explain.breakdown import breakdown, simulated
+from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
+from meshwright.job import Training
+
+MODEL = "examples/experts.py:tiny"
+
+
+@cache
+def planned(name="dualpipe-v", overlap=True, *, rate_Bps=0, expert=2, rule="none", copies=False):
+    """Two replicas of two devices; the schedule has four stages, with a layer of four experts in two of them."""
+    fabric = read_fabric("laptop:4")
+    if rate_Bps:
+        fabric = replace(fabric, links=tuple(replace(x, rate_Bps=rate_Bps) for x in fabric.links))
+    cost = assumed_cost(fabric)
+    options = {} if name == "zbv" or overlap else {"overlap": False}
+    return plan_training(
+        Training(model=MODEL, global_batch=16), fabric, cost, graph=captured(MODEL),
+        wishes=(
+            LayoutWanted(microbatch=1, data=2, tensor=1, pipeline=2, expert=expert), PipelineWanted(name=name, options=options),
+            RecomputeWanted(rule), ShardingWanted(level=0),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rate_Bps", [0, 3_000_000, 300_000])
+@pytest.mark.parametrize("rule", ["none", "layers"])
+def test_a_pair_takes_no_longer_than_its_halves_in_a_row(rate_Bps, rule):
+    woven, row = (planned(overlap=x, rate_Bps=rate_Bps, rule=rule) for x in (True, False))
+    assert woven.prediction.time_s <= row.prediction.time_s * (1 + 1e-9)
+    if rate_Bps == 3_000_000:  # an exchange takes about as long as the computation before it
+        assert woven.prediction.time_s < 0.95 * row.prediction.time_s
+        assert woven.prediction.phases_s["experts"] < row.prediction.phases_s["experts"], "what is hidden is not told as in the way"
+
+
+def test_the_plan_says_its_pairs_and_comes_back():
+    plan = planned()
+    options = plan.decisions["pipeline"]["options"]
+    assert options["pairs"] > 0 and "pairs" not in planned(overlap=False).decisions["pipeline"]["options"]
+    again = plan_from_bytes(plan_bytes(plan))
+    assert plan_bytes(again) == plan_bytes(plan) and check_plan(again).ok
+    assert simulated(again).timeline.makespan_s == pytest.approx(plan.prediction.time_s)
+    assert len(breakdown(simulated(again)).stages) == 2
+
+
+def test_without_exchanges_nothing_is_woven():
+    pairs, row = (planned(overlap=x, expert=1) for x in (True, False))
+    assert pairs.main.ops.graph == row.main.ops.graph and pairs.main.ops.name == row.main.ops.name
+    assert "pairs" not in pairs.decisions["pipeline"]["options"]
