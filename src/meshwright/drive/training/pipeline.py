@@ -213,7 +213,10 @@ class _Chooser:
                 continue
             name, placement = (base.placement_name, base.placement) if base.placement else next(self.context.placements(candidate.layout))
             lazy = self.lazily.get(_key(candidate)) if candidate.sharding.copied else None
-            for c in (candidate, lazy):
+            # Links that both halves wait for may make a pair longer than its halves in a row, which costs little to look at in small programs.
+            paired = any(candidate.pairs) and not self.context.is_large(candidate)
+            row = replace(candidate, pairs=(), schedule=f"{candidate.schedule} overlap=False") if paired else None
+            for c in (candidate, lazy, row):
                 limit = min((e.time_s for e in (*self.judged, *self.made) if e.fits), default=float("inf"))
                 self.made += self.scouts.judge(c, placement, name, limit) if c is not None else []
 
