@@ -93,10 +93,17 @@ def test_tensor_ranks_divide_what_a_replica_has(layout, pool, tmp_path):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("layout", "dtype", "tolerance"),
-    [*((x, "float64", 1e-9) for x in LAYOUTS if not any(part in x for part in ("cp", "tp", "again"))), ("ep2", "float32", 1e-5)],
+    [*((x, "float64", 1e-9) for x in LAYOUTS if not any(part in x for part in ("cp", "tp", "again", "pairs"))), ("ep2", "float32", 1e-5)],
 )
 def test_losses_and_weights_after_20_steps_are_the_owners(layout, dtype, tolerance, pool, tmp_path):
     as_the_owners(layout, dtype, tolerance, pool, tmp_path)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("layout", [x for x in LAYOUTS if "pairs" in x])
+def test_forwards_beside_backwards(layout, pool, tmp_path):
+    as_the_owners(layout, "float64", 1e-9, pool, tmp_path)
+    assert plan_of(layout).layout.schedule == "dualpipe-v" and plan_of(layout).decisions["pipeline"]["options"]["pairs"]
 
 
 def as_the_owners(layout, dtype, tolerance, pool, tmp_path):
