@@ -125,7 +125,8 @@ def test_every_program_is_right(data):
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "level", "overlap"), [("dualpipe-v", 2, level, level != 2) for level in range(4)] + [("dualpipe", 2, 0, True), ("dualpipe", 4, 1, False)]
+    ("name", "devices", "level", "overlap"),
+    [*(("dualpipe-v", 2, level, level != 2) for level in range(4)), ("dualpipe", 2, 0, True), ("dualpipe", 4, 1, False)],
 )
 def test_pairs_in_rows_of_any_order_are_right(name, devices, level, overlap):
     """Steps of a forward and of the backward beside it in any order: as pairs begin when both halves can, nobody waits for ever."""

@@ -35,7 +35,8 @@ Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
 
 
 def require_orders(layout: TrainingLayout, orders: Sequence[RankOrder]) -> None:
-    """Every pipeline index runs every phase of its micro-batches in its stages once, whole or in no more parts than it has steps. Raises: Unsupported."""
+    """Every pipeline index runs every phase of its micro-batches in its stages once, whole or in at most as many parts as it has steps. Raises:
+    Unsupported."""
     phases = "FIW" if layout.split_backward else "FB"
     ends = group_ends(layout)
     steps = {(phase, s.index): len(steps_of_pass(s, phase, ends)) for s in layout.stages for phase in phases}

@@ -45,10 +45,9 @@ def lower_training(
 ) -> tuple[Program, dict[str, Program]]:
     """The program of one training step, and the programs it calls by content hash. `folded`: one rank of every stage stands for all its others.
 
-    `orders[p]`: (phase, stage, micro-batch) of what pipeline index p computes, in order, phases being F and B, or F, I and W; without it stage i is on
-    pipeline index i and runs `order`. An action that stands there n times runs in n parts, which others come between: its next segment each time,
-    at the last all that are left. Raises: Unsupported where ranks are not alike (`folded`), orders do not fit, or the layout
-    cannot be lowered.
+    `orders[p]`: (phase, stage, micro-batch) of what pipeline index p computes, in order, phases being F and B, or F, I and W; without it stage i is
+    on pipeline index i and runs `order`. An action that stands there n times runs in n parts, which others come between: its next segment each time,
+    at the last all that are left. Raises: Unsupported where ranks are not alike (`folded`), orders do not fit, or the layout cannot be lowered.
     """
     return _Lowering(graph, layout, order, all_reduce, folded=folded, orders=orders).run()
 

@@ -87,7 +87,7 @@ def in_a_row(forward: Chain, backward: Chain, weights: Chain) -> tuple[int, ...]
 
 
 def weave(forward: Chain, backward: Chain, weights: Chain = ()) -> tuple[int, ...]:
-    """Whose next step runs, in the order of least time: FORWARD, BACKWARD, WEIGHTS. `weights` follow backward in its order; none is a whole backward."""
+    """Whose next step runs, in the order of least time: FORWARD, BACKWARD, WEIGHTS. `weights`: in the order of backward; none where it is whole."""
     return _weave(tuple(forward), tuple(backward), tuple(weights))
 
 

@@ -33,8 +33,8 @@ from ...program.program import Program
 from .collectives import CollectivePlanner
 from .evaluated import KEEP_ALL, Evaluated, Policy
 from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady, steady_of, step_of_lone_sums, with_microbatches
-from .placements import with_server_replicas
 from .pairs import ExchangeTimes, woven_orders
+from .placements import with_server_replicas
 from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .schedules import Prices
 

@@ -1,5 +1,5 @@
-"""Pairs of a schedule on a training layout: a forward and the backward beside it run as one row of compute steps, in which one computes while what the
-other exchanges among experts is on its way (`decide.pipeline.weave`).
+"""Pairs of a schedule on a training layout: a forward and the backward beside it run as one row of compute steps, in which one computes while what
+the other exchanges among experts is on its way (`decide.pipeline.weave`).
 
 Every rank of a pipeline index has the same row, so the members of a group exchange in one order. Times are the planner's view: compute steps by the
 cost, sums over tensor ranks as rings, an exchange as long as it takes alone, with those of the groups on the same servers; the step that is judged
