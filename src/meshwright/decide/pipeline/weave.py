@@ -58,7 +58,7 @@ class _Beginning(NamedTuple):
         end = start + piece.compute_s
         if piece.exchange_s:
             over[turn] = max(end, *over) + piece.exchange_s
-        return _Beginning(end, *over, self, turn)
+        return _Beginning(end, over[FORWARD], over[BACKWARD], self, turn)
 
     @property
     def last_s(self) -> float:
@@ -118,11 +118,11 @@ def _exact(forward: Chain, backward: Chain, weights: Chain) -> tuple[int, ...]:
                         _add(states, (i, j + 1, w), at.then(backward[j], BACKWARD))
                     if i < len(forward) and not put_off:
                         _add(states, (i + 1, j, w), at.then(forward[i], FORWARD))
-    at: _Beginning | None = min(states[len(forward), len(backward), len(weights)], key=lambda x: x.last_s)
+    best = min(states[len(forward), len(backward), len(weights)], key=lambda x: x.last_s)
     turns = []
-    while at is not None and at.before is not None:
-        turns.append(at.turn)
-        at = at.before
+    while best.before is not None:
+        turns.append(best.turn)
+        best = best.before
     return tuple(turns[::-1])
 
 
