@@ -26,8 +26,8 @@ MAX_TRIED = 3
 
 @dataclass
 class _Stage:
-    """Of a pipeline index, with all stages that it holds. `groups`: its layers, in order; `layer_bytes`: of what each keeps, by the layout; `kept`: so
-    many layers fit, `too_many` do not; `scale`: bytes that a tried layout needed more, by those expected."""
+    """Of a pipeline index, with all stages that it holds. `groups`: its layers, in order; `layer_bytes`: of what each keeps, by the layout; `kept`:
+    so many layers fit, `too_many` do not; `scale`: bytes that a tried layout needed more, by those expected."""
 
     groups: list[tuple[str, ...]]
     layer_bytes: list[int]
