@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from typing import Any
 
@@ -26,11 +27,13 @@ from meshwright.decide.memory.regions import RegionChooser
 from meshwright.decide.pipeline import PipelineProblem
 from meshwright.drive.collective.callee import bindable
 from meshwright.drive.pipeline.pipelines import make_strategy
+from meshwright.drive.training.pairs import pairs_of
 from meshwright.drive.training.schedules import actions_of, scheduled
 from meshwright.errors import Unsupported
 from meshwright.graph.step_graph import StepGraph, StepPlan
 from meshwright.lower.compressed import unsupported_layout
 from meshwright.lower.training import lower_training
+from meshwright.plan.forward_again import group_ends, steps_of_pass
 from meshwright.plan.on_schedule import on_schedule
 from meshwright.plan.plan import SegmentStep
 from meshwright.plan.recompute import LayoutRegions
@@ -119,6 +122,40 @@ def test_every_program_is_right(data):
     check_program(flat, layout=layout).raise_if_wrong()
     works = flat.ops.name
     assert {"I", "W"} <= set(works) if layout.split_backward else "B" in works
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "level", "overlap"),
+    [*(("dualpipe-v", 2, level, level != 2) for level in range(4)), ("dualpipe", 2, 0, True), ("dualpipe", 4, 1, False)],
+)
+def test_pairs_in_rows_of_any_order_are_right(name, devices, level, overlap):
+    """Steps of a forward and of the backward beside it in any order: as pairs begin when both halves can, nobody waits for ever."""
+    draw = random.Random(level)
+    problem = PipelineProblem.of(devices, 2 * devices, data=2, pair_overlap=0.5)
+    sharding = DataSharding(level, overlap, 900, name == "dualpipe")
+    layout, orders, flat = lowered(name, {}, devices, 2 * devices, data=2, tensor=2, sharding=sharding, problem=problem)
+    pairs = pairs_of(make_strategy(name, {}).plan(problem, rng=np.random.default_rng(0)))
+    ends = group_ends(layout)
+    steps = {(phase, s.index): len(steps_of_pass(s, phase, ends)) for s in layout.stages for phase in "FIW"}
+    rows = []
+    for order, places in zip(orders, pairs, strict=True):
+        row = [*order]
+        for at in reversed(places):
+            forward, back = ([a for a in half for _ in range(steps[a[:2]])] for half in (order[at : at + 1], order[at + 1 : at + 3]))
+            turns = [True] * len(forward) + [False] * len(back)
+            draw.shuffle(turns)
+            row[at : at + 3] = [(forward if turn else back).pop(0) for turn in turns]
+        rows.append(tuple(row))
+    mixed = lower(layout, tuple(rows))
+    assert max(steps.values()) > 2 and all(pairs)
+    check_program(mixed, layout=layout).raise_if_wrong()
+    assert sorted(mixed.ops.name) == sorted(flat.ops.name)
+
+
+def test_an_action_in_more_parts_than_it_has_steps_is_refused():
+    layout, orders, _ = lowered("zbv", QUICK, 2, 3)
+    with pytest.raises(Unsupported, match=r"does not fit the layout: 0F0 in 99 parts"):
+        lower(layout, ((orders[0][0],) * 98 + orders[0], *orders[1:]))
 
 
 @pytest.mark.parametrize("level", [0, 2, 3])

@@ -34,7 +34,7 @@ from meshwright.decide.layout.context import context_graph
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.layout.experts import experts_graph, tensor_part
 from meshwright.decide.layout.grid import Grid
-from meshwright.decide.layout.problem import LayoutProblem
+from meshwright.decide.layout.problem import LayoutCandidate, LayoutProblem
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.pipeline import one_f_one_b_order
 from meshwright.drive import plans as drive
@@ -42,6 +42,7 @@ from meshwright.drive.pipeline.pipelines import make_strategy
 from meshwright.drive.training import evaluate, order
 from meshwright.drive.training.collectives import CollectivePlanner
 from meshwright.drive.training.folded import RankOrderRings, folded_step, with_microbatches, worst_bytes
+from meshwright.drive.training.pairs import exchanges_s, pairs_of, woven_orders
 from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.placements import placements_of, with_server_replicas
 from meshwright.drive.training.recompute import RecomputeWanted
@@ -116,10 +117,15 @@ def lowered(
     places = dict(ways)[way] if way else next(ways)[1] if server else places
     layout = with_server_replicas(layout, places, fabric)
     if made is not None:
-        plan = made.plan(layout_problem(layout, graph, fabric, cost, places, devices=pipeline), rng=np.random.default_rng(0))
+        exchange_s = exchanges_s(layout, fabric, cost, places, {}) if made.traits.pairs else ()
+        plan = made.plan(layout_problem(layout, graph, fabric, cost, places, devices=pipeline, exchange_s=exchange_s), rng=np.random.default_rng(0))
         layout, orders = scheduled(layout, graph, plan), actions_of(plan)
     layout = msgspec.structs.replace(layout, end=StepEnd(norm=True)) if norm else layout
     layout = with_forward_again(graph, layout) if again else layout
+    if made is not None and made.traits.pairs:
+        paired = LayoutCandidate(degrees=degree, layout=layout, orders=orders, pairs=pairs_of(plan))
+        orders = woven_orders(paired, graph, fabric, cost, places, {})
+        assert any(len(row) > len({*row}) for row in orders)
     rings = RankOrderRings(CollectivePlanner(fabric=fabric, transport=cost.transport), places)
     plain, one = lower_training(graph, layout, one_f_one_b_order, rings, orders=orders)
     folded, other = lower_training(graph, layout, one_f_one_b_order, rings, folded=True, orders=orders)
@@ -181,6 +187,16 @@ def test_experts_fold(degrees: tuple[int, int, int], level: int, schedule: str) 
     """Whole groups are summed over neighbours and over the others apart; experts' over those with the same."""
     x = lowered(degrees, level, schedule=schedule, expert=2, norm=level != 1)
     assert len(x.folded.sizes) and x.folded.fold is not None and x.folded.fold.members == degrees[0] * degrees[1]
+    same(x, x.plain if degrees[0] == 2 else expand(x.folded))
+    assert check_program(x.plain, programs=x.callees, layout=x.layout).ok
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("degrees", "level", "again"), [((2, 1, 2), 0, False), ((2, 1, 2), 1, True), ((4, 1, 2), 3, False), ((2, 2, 2), 1, False)])
+def test_pairs_fold(degrees: tuple[int, int, int], level: int, again: bool) -> None:
+    """Rows of compute steps of two micro-batches, with exchanges of both between them."""
+    x = lowered(degrees, level, schedule="dualpipe-v", expert=2, again=again)
+    assert x.folded.fold is not None and x.folded.fold.members == degrees[0] * degrees[1]
     same(x, x.plain if degrees[0] == 2 else expand(x.folded))
     assert check_program(x.plain, programs=x.callees, layout=x.layout).ok
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -13,7 +14,7 @@ from ..plan.batch_statistics import batch_sums
 from ..plan.context import exchange_parts, layout_exchanges
 from ..plan.copies import COPIED
 from ..plan.experts import of_experts
-from ..plan.forward_again import group_ends, remade_values, run_again
+from ..plan.forward_again import group_ends, remade_values, run_again, steps_of_pass
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
 from ..plan.shards import sequence_values
 from ..plan.sizes import gradient_buffers, inputs_read, padded_size, shard_bytes
@@ -34,15 +35,18 @@ Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
 
 
 def require_orders(layout: TrainingLayout, orders: Sequence[RankOrder]) -> None:
-    """Every pipeline index runs every phase of its micro-batches in its stages once. Raises: Unsupported."""
+    """Every pipeline index runs every phase of its micro-batches in its stages once, whole or in at most as many parts as it has steps. Raises:
+    Unsupported."""
     phases = "FIW" if layout.split_backward else "FB"
+    ends = group_ends(layout)
+    steps = {(phase, s.index): len(steps_of_pass(s, phase, ends)) for s in layout.stages for phase in phases}
     for p, order in enumerate(orders):
         wanted = {
             (phase, s, m) for s, c in layout.hosted(p) for m in range(layout.microbatches) if layout.copy(m) == c for phase in phases
         }  # fmt: skip
-        if len(order) != len(wanted) or set(order) != wanted:
-            odd = sorted(set(order) ^ wanted)
-            what = f"{odd[0][1]}{odd[0][0]}{odd[0][2]}" if odd else "an action twice"
+        parts = Counter(order)
+        if odd := sorted(parts.keys() ^ wanted) or sorted(action for action, n in parts.items() if n > steps[action[:2]]):
+            what = f"{odd[0][1]}{odd[0][0]}{odd[0][2]}" + (f" in {parts[odd[0]]} parts" if odd[0] in wanted and parts[odd[0]] else "")
             raise Unsupported(f"the order of pipeline index {p} does not fit the layout: {what}", hint="plan order and layout together")
 
 
@@ -124,19 +128,26 @@ class StepLowering:
                     self.readers.setdefault((p, v), []).append(key)
 
     def order(self, pipeline: int, microbatches: int) -> list[tuple[str, int, int]]:
-        """Of a replica with so many micro-batches: that of all, without the others. What each waits for is still before it."""
-        return [x for x in self.orders[pipeline] if x[2] < microbatches]
+        """Of a replica with so many micro-batches, by when actions begin: that of all, without the others. What each waits for is still before it."""
+        return [x for x in dict.fromkeys(self.orders[pipeline]) if x[2] < microbatches]
 
     def positions(self, pipeline: int, data: int) -> tuple[Position, ...]:
-        """Compute steps of a rank in order, segment by segment."""
+        """Compute steps of a rank in order, segment by segment: of an action that stands in its order n times the next one each time, at the last
+        time all that are left."""
         count = self.layout.microbatches_of(data)
         if (pipeline, count) not in self.steps_of:
-            found = []
-            for phase, k, mb in self.order(pipeline, count):
-                keys = self.layout.stages[k].segments
-                for key in keys if phase == "F" else keys[::-1]:
-                    found += [Position("R", other, mb) for other in self.group_ends.get(key, ()) if phase in ("B", "I")]
-                    found.append(Position(phase, key, mb))
+            parts, found = Counter(self.orders[pipeline]), list[Position]()
+            left: dict[tuple[str, int, int], list[Position]] = {}
+            for action in self.orders[pipeline]:
+                phase, k, mb = action
+                if mb >= count:
+                    continue
+                if action not in left:
+                    left[action] = [Position(at, key, mb) for at, key in steps_of_pass(self.layout.stages[k], phase, self.group_ends)]
+                parts[action] -= 1
+                now = 1 if parts[action] else len(left[action])
+                found += left[action][:now]
+                del left[action][:now]
             self.steps_of[pipeline, count] = tuple(found)
         return self.steps_of[pipeline, count]
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from ..graph.graph import OpGraph
 from ..plan.forward_again import AGAIN
-from ..plan.plan import Segment, Stage, TrainingLayout
+from ..plan.plan import Segment, TrainingLayout
 from ..plan.shards import local_values
 from ..plan.sizes import gradient_buffers, shard_bytes, training_works
 from ..program.builder import StepRef
@@ -45,9 +45,9 @@ def lower_training(
 ) -> tuple[Program, dict[str, Program]]:
     """The program of one training step, and the programs it calls by content hash. `folded`: one rank of every stage stands for all its others.
 
-    `orders[p]`: (phase, stage, micro-batch) of every compute step of pipeline index p, in order, phases being F and B, or F, I and W; without it
-    stage i is on pipeline index i and runs `order`. Raises: Unsupported where ranks are not alike (`folded`), orders do not fit, or the layout
-    cannot be lowered.
+    `orders[p]`: (phase, stage, micro-batch) of what pipeline index p computes, in order, phases being F and B, or F, I and W; without it stage i is
+    on pipeline index i and runs `order`. An action that stands there n times runs in n parts, which others come between: its next segment each time,
+    at the last all that are left. Raises: Unsupported where ranks are not alike (`folded`), orders do not fit, or the layout cannot be lowered.
     """
     return _Lowering(graph, layout, order, all_reduce, folded=folded, orders=orders).run()
 
@@ -76,13 +76,12 @@ class _Lowering(StepLowering):
         self.context = ContextMessages(self, ranks)
         for r in ranks:
             p, d, _ = lay.coordinates(r.number)
-            order = self.order(p, lay.microbatches_of(d))
             self.data[r.number] = DataParallel(self, r, self.positions(p, d))
             self.data[r.number].buffers()
-            run = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weights}
+            run = {"F": self.forward, "R": self.forward_again, "B": self.backward, "I": self.backward, "W": self.weights}
             # compute first: messages and sums hang on its steps, and buffers die after the last of all
-            for phase, k, mb in order:
-                run[phase](r, lay.stages[k], mb)
+            for at in self.positions(p, d):
+                run[at.phase](r, self.segment[at.segment], at.microbatch)
             self.messages_of(r).emit(r)
             self.data[r.number].finish()
             self.lifetimes(r)
@@ -109,13 +108,13 @@ class _Lowering(StepLowering):
         return len(keys) == 1 and value in self.segment[keys[0]].sum_grads and value not in r.stage.sends
 
     # ---- compute -----------------------------------------------------------------------------------------------
-    def forward(self, r: RankLanes, stage: Stage, mb: int) -> None:
-        waits = self.messages_of(r).arrivals(r, "F", stage.index, mb)
-        ref: StepRef | None = None
-        for key in stage.segments:
-            ref, waits = self.one_forward(r, self.segment[key], mb, waits), []
-        assert ref is not None
-        r.forward_done[stage.index, mb] = ref
+    def forward(self, r: RankLanes, s: Segment, mb: int) -> None:
+        first = s.key == self.layout.stages[s.stage].segments[0]
+        waits = self.messages_of(r).arrivals(r, "F", s.stage, mb) if first else []
+        r.forward_done[s.stage, mb] = self.one_forward(r, s, mb, waits)  # of the last, in the end
+
+    def forward_again(self, r: RankLanes, s: Segment, mb: int) -> None:
+        self.one_forward(r, s, mb, (), again=True)
 
     def one_forward(self, r: RankLanes, s: Segment, mb: int, waits: Sequence[StepRef], *, again: bool = False) -> StepRef:
         """`F` of a segment with what completes its results, or `R`."""
@@ -173,77 +172,69 @@ class _Lowering(StepLowering):
         purpose, ranks, name = self.summing(r.number, value)
         return r.compute.call(self.call(purpose, name, ranks, r.number, r.buffers[buffer], self.value[value].size_bytes))
 
-    def backward(self, r: RankLanes, stage: Stage, mb: int) -> None:
+    def backward(self, r: RankLanes, s: Segment, mb: int) -> None:
         """`B`, or `I` where backward is split."""
-        name = "I" if self.layout.split_backward else "B"
-        waits = self.messages_of(r).arrivals(r, "B", stage.index, mb)
-        ref: StepRef | None = None
-        for key in reversed(stage.segments):
-            s = self.segment[key]
-            for other in self.group_ends.get(key, ()):
-                self.one_forward(r, self.segment[other], mb, (), again=True)
-            read_again = [v for x in s.recompute for v in x.reads] + [*(s.step.kept if s.step is not None else ())]
-            own = (f"{self.kind(key, v)}:{v}:{mb}" for v in read_again if v not in s.reads)  # written here, read by what runs again
-            reads, gradients, held = self.data[r.number].enter()
-            reads += [self.whole(r, name) for name in dict.fromkeys((f"saved:{key}:{mb}", *own))]
-            gathered = self.parts.before_backward(r.number, r.compute, r.buffers, s, mb, self.keeps[key], waits, self.kind)
-            waits = [] if gathered else waits
-            arriving, came = self.context.receive_again(r, s, mb)
-            gathered += came
-            for v in s.writes:
-                if self.value[v].differentiable and v not in self.graph.outputs:
-                    self.activation(r, "grad", v, mb)
-                    reads.append(self.whole(r, f"gradall:{v}:{mb}" if v in s.sum_writes and v in self.apart else f"grad:{v}:{mb}"))
-            writes, partial = [], []
-            for v in s.reads:
-                if v in self.keeps[key]:
-                    reads.append(self.whole(r, self.context.name(s, v, mb)))
-                if not self.value[v].differentiable:
-                    continue
-                if v in s.gathers:
-                    self.activation(r, "grad", v, mb)
-                    self.parts.buffer(r.number, r.buffers, "gradpart", v, mb, segment=key)
-                    writes.append(self.whole(r, f"gradpart:{v}:{key}:{mb}"))
-                    partial.append(v)
-                    continue
-                if v in s.sum_grads and not self.sums_directly(r, v):
-                    self.activation(r, "gradpart", v, mb, segment=key)
-                    writes.append(self.whole(r, f"gradpart:{v}:{key}:{mb}"))
-                else:
-                    self.activation(r, "grad", v, mb)
-                    writes.append(self.whole(r, f"grad:{v}:{mb}"))
-                if v in s.sum_grads:
-                    partial.append(v)
-            if name == "I":  # what W needs of this pass is kept until then
-                left = f"left:{key}:{mb}"
-                r.buffers[left] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.left_bytes, role="activation", name=left)
-                writes.append(self.whole(r, left))
-            op = self.op(r, s, name, mb, reads, writes + gradients, s.backward_workspace_bytes)
-            ref = r.compute.compute(op, after=[*waits, *arriving, *held, *self.context.returned(r, s, mb)])
-            self.data[r.number].leave(ref)
-            waits = []
-            for buffer in gathered:
-                self.b.dies_after(buffer, ref)
-            for v in partial:
-                ref = self.sum_gradient(r, s, v, mb)
-            self.context.gradients(r, s, mb, ref)
-        assert ref is not None
-        r.backward_done[stage.index, mb] = ref
+        name, key = "I" if self.layout.split_backward else "B", s.key
+        first = key == self.layout.stages[s.stage].segments[-1]
+        waits = self.messages_of(r).arrivals(r, "B", s.stage, mb) if first else []
+        read_again = [v for x in s.recompute for v in x.reads] + [*(s.step.kept if s.step is not None else ())]
+        own = (f"{self.kind(key, v)}:{v}:{mb}" for v in read_again if v not in s.reads)  # written here, read by what runs again
+        reads, gradients, held = self.data[r.number].enter()
+        reads += [self.whole(r, name) for name in dict.fromkeys((f"saved:{key}:{mb}", *own))]
+        gathered = self.parts.before_backward(r.number, r.compute, r.buffers, s, mb, self.keeps[key], waits, self.kind)
+        waits = [] if gathered else waits
+        arriving, came = self.context.receive_again(r, s, mb)
+        gathered += came
+        for v in s.writes:
+            if self.value[v].differentiable and v not in self.graph.outputs:
+                self.activation(r, "grad", v, mb)
+                reads.append(self.whole(r, f"gradall:{v}:{mb}" if v in s.sum_writes and v in self.apart else f"grad:{v}:{mb}"))
+        writes, partial = [], []
+        for v in s.reads:
+            if v in self.keeps[key]:
+                reads.append(self.whole(r, self.context.name(s, v, mb)))
+            if not self.value[v].differentiable:
+                continue
+            if v in s.gathers:
+                self.activation(r, "grad", v, mb)
+                self.parts.buffer(r.number, r.buffers, "gradpart", v, mb, segment=key)
+                writes.append(self.whole(r, f"gradpart:{v}:{key}:{mb}"))
+                partial.append(v)
+                continue
+            if v in s.sum_grads and not self.sums_directly(r, v):
+                self.activation(r, "gradpart", v, mb, segment=key)
+                writes.append(self.whole(r, f"gradpart:{v}:{key}:{mb}"))
+            else:
+                self.activation(r, "grad", v, mb)
+                writes.append(self.whole(r, f"grad:{v}:{mb}"))
+            if v in s.sum_grads:
+                partial.append(v)
+        if name == "I":  # what W needs of this pass is kept until then
+            left = f"left:{key}:{mb}"
+            r.buffers[left] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.left_bytes, role="activation", name=left)
+            writes.append(self.whole(r, left))
+        op = self.op(r, s, name, mb, reads, writes + gradients, s.backward_workspace_bytes)
+        ref = r.compute.compute(op, after=[*waits, *arriving, *held, *self.context.returned(r, s, mb)])
+        self.data[r.number].leave(ref)
+        for buffer in gathered:
+            self.b.dies_after(buffer, ref)
+        for v in partial:
+            ref = self.sum_gradient(r, s, v, mb)
+        self.context.gradients(r, s, mb, ref)
+        r.backward_done[s.stage, mb] = ref  # of the last, in the end
 
-    def weights(self, r: RankLanes, stage: Stage, mb: int) -> None:
+    def weights(self, r: RankLanes, s: Segment, mb: int) -> None:
         """`W`: gradients of parameters, from what forward kept and `I` left."""
-        for key in reversed(stage.segments):
-            s = self.segment[key]
-            reads, gradients, held = self.data[r.number].enter()
-            reads += [self.whole(r, f"saved:{key}:{mb}"), self.whole(r, f"left:{key}:{mb}")]
-            kept = [(v, self.context.name(s, v, mb)) for v in s.reads if v in self.keeps[key]]
-            gathered = {v: r.buffers[name] for v, name in kept if name.startswith("actagain:")}
-            reads += [self.whole(r, name) for _, name in kept]
-            op = self.op(r, s, "W", mb, reads, gradients, s.backward_workspace_bytes)
-            ref = r.compute.compute(op, after=held)
-            for buffer in gathered.values():
-                self.b.dies_after(buffer, ref)
-            self.data[r.number].leave(ref)
+        reads, gradients, held = self.data[r.number].enter()
+        reads += [self.whole(r, f"saved:{s.key}:{mb}"), self.whole(r, f"left:{s.key}:{mb}")]
+        kept = [(v, self.context.name(s, v, mb)) for v in s.reads if v in self.keeps[s.key]]
+        gathered = {v: r.buffers[name] for v, name in kept if name.startswith("actagain:")}
+        reads += [self.whole(r, name) for _, name in kept]
+        op = self.op(r, s, "W", mb, reads, gradients, s.backward_workspace_bytes)
+        ref = r.compute.compute(op, after=held)
+        for buffer in gathered.values():
+            self.b.dies_after(buffer, ref)
+        self.data[r.number].leave(ref)
 
     def sum_gradient(self, r: RankLanes, s: Segment, value: str, mb: int) -> StepRef:
         if value in s.gathers:

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from msgspec import UNSET
 
 from .context import filled_rows, layout_exchanges
-from .plan import TrainingLayout
+from .plan import Stage, TrainingLayout
 
-__all__ = ["AGAIN", "group_ends", "remade_values", "run_again"]
+__all__ = ["AGAIN", "group_ends", "remade_values", "run_again", "steps_of_pass"]
 
 AGAIN = {"act": "remade", "actall": "remadeall", "actsum": "remadesum"}  # kinds of buffers of a first forward pass and of a second
 
@@ -30,6 +30,15 @@ def run_again(layout: TrainingLayout) -> frozenset[str]:
 def group_ends(layout: TrainingLayout) -> Mapping[str, tuple[str, ...]]:
     """By the last segment of each group: all of its segments, which run again before its backward."""
     return {group[-1]: group for group in _groups(layout)}
+
+
+def steps_of_pass(stage: Stage, phase: str, ends: Mapping[str, tuple[str, ...]]) -> list[tuple[str, str]]:
+    """(phase, segment) of the compute steps of F, B, I or W of a stage, in order. `ends`: `group_ends`; what runs forward again is R."""
+    found: list[tuple[str, str]] = []
+    for key in stage.segments if phase == "F" else stage.segments[::-1]:
+        found += [("R", other) for other in ends.get(key, ()) if phase in ("B", "I")]
+        found.append((phase, key))
+    return found
 
 
 def remade_values(layout: TrainingLayout) -> Mapping[str, frozenset[str]]:

@@ -12,6 +12,7 @@ from owner_models import Model
 
 import meshwright as mw
 from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.nn import convert_experts
 from meshwright.plan.routing import Routing
@@ -60,14 +61,14 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 @cache
 def plan_for(dtype: str, layout: tuple[tuple[str, Any], ...]) -> Any:
     options = {"data": 2, "tensor": 1, "pipeline": 1, "zero": 0, "microbatch": 2, **dict(layout)}
-    context, sequence = options.pop("context", 1), options.pop("sequence", None)
+    context, sequence, schedule = options.pop("context", 1), options.pop("sequence", None), options.pop("schedule", "")
     if spare := options.pop("spare", 0):  # devices so slow that copies pay
         fabric, loads = mw.read_fabric(options["fabric"]), Routing(measured=(("blocks.*.experts", (40, 3, 3, 2)),))
         options["fabric"] = replace(fabric, devices=tuple(replace(d, flops=dict.fromkeys(d.flops, 100_000)) for d in fabric.devices))
-    if context > 1 or sequence or spare:
+    if context > 1 or sequence or spare or schedule:
         names = ("data", "tensor", "pipeline", "microbatch", "expert")
         asked = {n: options.pop(n) for n in names if n in options} | ({"spare": spare, "routing": loads} if spare else {})
-        options["wishes"] = [LayoutWanted(context=context, tensor_options=TensorOptions(sequence=sequence), **asked)]
+        options["wishes"] = [LayoutWanted(context=context, tensor_options=TensorOptions(sequence=sequence), **asked), PipelineWanted(name=schedule)]
     model = model_of(getattr(torch, dtype), converted=True, attentive=context > 1)
     return mw.plan(model, batch_of(0), loss=loss_of, **options)
 

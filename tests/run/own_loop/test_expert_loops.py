@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from expert_loops import CLIP, STEPS, batch_of, loss_of, model_of, plain, plan_for, trained
 
 import meshwright as mw
+from meshwright.check.issued import check_issued
 from meshwright.check.training.layout import check_layout
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.drive.plans import check_plan, read_plan, write_plan
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import CheckFailed, FormatError, Infeasible, UsageError
+from meshwright.io.plan.plan import plan_bytes
 from meshwright.plan.plan import ParamShard
+from meshwright.program.calls import inline
+from meshwright.program.program import Kind
 from meshwright.report.plan_text import plan_text
+from meshwright.run.executor.lanes import fuse_lanes
+from meshwright.run.executor.rounds import compile_rounds, issued_orders
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +60,12 @@ LAYOUTS = {
     "ep2z3 again": {"expert": 2, "fabric": "laptop:2", "zero": 3, "recompute": "layers"},
     "ep2xpp2 again": {"expert": 2, "pipeline": 2, "fabric": "laptop:4", "recompute": "layers"},
     "ep4 over dp2xtp2 along sequences again": {"expert": 4, "tensor": 2, "fabric": "laptop:4", "sequence": True, "recompute": "layers"},
+    # forwards beside backwards, in rows of compute steps between which both exchange
+    "ep2xpp2 pairs": {"expert": 2, "pipeline": 2, "fabric": "laptop:4", "microbatch": 1, "schedule": "dualpipe-v"},
+    "ep2xpp2z1 pairs clipped": {
+        "expert": 2, "pipeline": 2, "fabric": "laptop:4", "microbatch": 1, "zero": 1, "schedule": "dualpipe-v", "recipe": mw.Recipe(clip_norm=CLIP),
+    },
+    "ep2xpp2 pairs again": {"expert": 2, "pipeline": 2, "fabric": "laptop:4", "microbatch": 1, "schedule": "dualpipe-v", "recompute": "layers"},
 }  # fmt: skip
 
 
@@ -79,10 +93,17 @@ def test_tensor_ranks_divide_what_a_replica_has(layout, pool, tmp_path):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("layout", "dtype", "tolerance"),
-    [*((x, "float64", 1e-9) for x in LAYOUTS if not any(part in x for part in ("cp", "tp", "again"))), ("ep2", "float32", 1e-5)],
+    [*((x, "float64", 1e-9) for x in LAYOUTS if not any(part in x for part in ("cp", "tp", "again", "pairs"))), ("ep2", "float32", 1e-5)],
 )
 def test_losses_and_weights_after_20_steps_are_the_owners(layout, dtype, tolerance, pool, tmp_path):
     as_the_owners(layout, dtype, tolerance, pool, tmp_path)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("layout", [x for x in LAYOUTS if "pairs" in x])
+def test_forwards_beside_backwards(layout, pool, tmp_path):
+    as_the_owners(layout, "float64", 1e-9, pool, tmp_path)
+    assert plan_of(layout).layout.schedule == "dualpipe-v" and plan_of(layout).decisions["pipeline"]["options"]["pairs"]
 
 
 def as_the_owners(layout, dtype, tolerance, pool, tmp_path):
@@ -108,6 +129,26 @@ def test_rows_that_are_exchanged_twice_change_no_bit(layout, pool, tmp_path):
     assert [x["losses"] for x in found] == [x["losses"] for x in first]
     for a, b in zip(found, first, strict=True):
         assert all(torch.equal(x, b["state"][name]) for name, x in a["state"].items()) and a["evaluated"] == b["evaluated"]
+
+
+def test_pairs_are_woven_proved_and_issued_in_one_order(tmp_path):
+    """Steps of one half stand between those of the other; the plan comes back from its file, and ends by NCCL's rules in the order of issue."""
+    plan = plan_of("ep2xpp2 pairs")
+    flat = inline(plan.main, plan.programs).program
+    passes = [work for work, _ in groupby((name, key.partition(".")[0], mb) for name, key, mb in row_of(flat, 0))]
+    assert len(passes) > len({*passes}) and plan.decisions["pipeline"]["options"]["pairs"] == 6
+    assert [row_of(flat, r) for r in (0, 2)] == [row_of(flat, r) for r in (1, 3)], "members of a group exchange in one order"
+    write_plan(tmp_path / "plan.json", plan)
+    assert plan_bytes(again := read_plan(tmp_path / "plan.json")) == plan_bytes(plan) and check_plan(again).ok
+    verdict = check_issued(issued_orders(flat, compile_rounds(flat, fuse_lanes(flat), sends_ahead=0)), in_issue_order=True)
+    assert verdict.ok, verdict.findings
+
+
+def row_of(flat, rank):
+    """What a rank computes, in order: (pass, segment, micro-batch)."""
+    actor = np.repeat(flat.lanes.actor, flat.lanes.end - flat.lanes.start)
+    ops = flat.steps.op[(flat.steps.kind == Kind.COMPUTE) & (actor == rank)].tolist()
+    return [(flat.ops.name[o], flat.ops.graph[o], int(flat.ops.microbatch[o])) for o in ops]
 
 
 def test_a_state_goes_on_under_another_expert_degree(pool, tmp_path):

@@ -98,6 +98,7 @@ class LayoutCandidate:
     division: Division = EVEN  # of work among devices of unlike speed
     schedule: str = ""  # of the pipeline, in words; "": 1F1B
     orders: tuple[tuple[tuple[str, int, int], ...], ...] = ()  # per pipeline index (phase, stage, micro-batch); empty: 1F1B's
+    pairs: tuple[tuple[int, ...], ...] = ()  # per pipeline index, places in its order of forwards that run beside the backward behind them
 
     @property
     def what(self) -> str:

@@ -50,7 +50,7 @@ class DualPipe(PipelineStrategy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(split_backward=True, copies=2)
+        return Traits(split_backward=True, copies=2, pairs=self.overlap)
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         p, n = problem.devices, problem.microbatches
@@ -89,7 +89,7 @@ class DualPipeV(PipelineStrategy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(stages_per_device=2, split_backward=True)
+        return Traits(stages_per_device=2, split_backward=True, pairs=self.overlap)
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         p, n = problem.devices, problem.microbatches

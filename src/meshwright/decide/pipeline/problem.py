@@ -295,13 +295,15 @@ class Traits:
     """What a schedule demands of a model, known before anything is planned.
 
     stages_per_device: of one copy. split_backward: I and W instead of B. copies: of every stage, 1 = none besides the stage itself (of a
-    strategy that chooses, the least). parts: micro-batches that run per micro-batch of the problem.
+    strategy that chooses, the least). parts: micro-batches that run per micro-batch of the problem. pairs: forwards run beside backwards, where
+    that hides something.
     """
 
     stages_per_device: int = 1
     split_backward: bool = False
     copies: int = 1
     parts: int = 1
+    pairs: bool = False
 
 
 class PipelineStrategy(Listed, Protocol):

@@ -33,6 +33,7 @@ from ...program.program import Program
 from .collectives import CollectivePlanner
 from .evaluated import KEEP_ALL, Evaluated, Policy
 from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady, steady_of, step_of_lone_sums, with_microbatches
+from .pairs import ExchangeTimes, woven_orders
 from .placements import with_server_replicas
 from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .schedules import Prices
@@ -63,6 +64,7 @@ class Evaluator:
     graphs: dict[int, OpGraph] = field(default_factory=dict)
     shared: dict[int, OpGraph] = field(default_factory=dict)  # the same with statistics in three calls
     frontiers: dict[Any, Any] = field(default_factory=dict)
+    exchanges: ExchangeTimes = field(default_factory=dict)  # of pairs of a schedule
     tally: Counter[str] = field(default_factory=Counter)  # of evaluations
 
     def graph_at(self, batch: int) -> OpGraph:
@@ -119,7 +121,7 @@ class Evaluator:
         works = training_works(graph, candidate.layout)
         cost = self._cost(graph, candidate.layout, placement, codecs)
         try:
-            program, callees, size = self._lowered(candidate, graph, placement)
+            program, callees, size = self._lowered(candidate, graph, placement, cost)
         except Unsupported as error:
             return Evaluated(candidate=candidate, why=error.message)
         if size > MAX_WRITTEN_OUT:
@@ -152,16 +154,19 @@ class Evaluator:
         scout = self._scouted(candidate, graph, placement, name, policy)
         return scout if scout.timeline is not None and scout.peak_bytes > max(limits) else None
 
-    def _lowered(self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...]) -> tuple[Program, dict[str, Program], float]:
+    def _lowered(
+        self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...], cost: Cost
+    ) -> tuple[Program, dict[str, Program], float]:
         """The program, what it calls, and steps and edges of all that is written out. Where those are too many, the purpose that brings most gets
         collectives with few steps, and so on; of a large program with alike ranks one rank of every stage tells which. Raises: Unsupported."""
         layout, short = candidate.layout, set[str]()
         assert layout is not None
         alike = expected_steps(layout) > MAX_SMALL_STEPS and _scouted_by_one(candidate)
+        orders = woven_orders(candidate, graph, self.fabric, cost, placement, self.exchanges)
         for folded in (True, False) if alike else (False,):
             while True:
                 rings = self.planner.for_placement(placement, short)
-                program, callees = lower_training(graph, layout, one_f_one_b_order, rings, folded=folded, orders=candidate.orders)
+                program, callees = lower_training(graph, layout, one_f_one_b_order, rings, folded=folded, orders=orders)
                 size, of = called_sizes(program, callees)
                 left: dict[str, float] = {}
                 for name, brought in of.items():
@@ -214,7 +219,8 @@ class Evaluator:
             layout = with_server_replicas(layout, placement, self.fabric)
             candidate = replace(candidate, layout=layout)
         made = step_of_lone_sums if lone_sums else folded_step
-        run = partial(made, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=self.planner, orders=candidate.orders)
+        orders = woven_orders(candidate, graph, self.fabric, self.cost, placement, self.exchanges)
+        run = partial(made, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=self.planner, orders=orders)
         few, most = (layout.pipeline + extra for extra in SCOUTED_MICROBATCHES)
         try:
             look()

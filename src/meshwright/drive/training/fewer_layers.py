@@ -1,6 +1,6 @@
 """Layers that need not run forward again: of a layout whose layers all do, since it does not fit otherwise, as many keep their values as fit.
 
-The last layers of a stage keep theirs first: these live shortest. How many, follows from what a layer's values take by the layout, corrected by what
+The last layers of a rank keep theirs first: these live shortest. How many, follows from what a layer's values take by the layout, corrected by what
 the layouts tried need in their worst order.
 """
 
@@ -26,8 +26,8 @@ MAX_TRIED = 3
 
 @dataclass
 class _Stage:
-    """`groups`: its layers, in order; `layer_bytes`: of what each keeps, by the layout; `kept`: so many layers fit, `too_many` do not; `scale`: bytes
-    that a tried layout needed more, by those expected."""
+    """Of a pipeline index, with all stages that it holds. `groups`: its layers, in order; `layer_bytes`: of what each keeps, by the layout; `kept`:
+    so many layers fit, `too_many` do not; `scale`: bytes that a tried layout needed more, by those expected."""
 
     groups: list[tuple[str, ...]]
     layer_bytes: list[int]
@@ -47,10 +47,11 @@ class _Stage:
 
 
 def with_fewer_layers(best: Evaluated, context: Context) -> list[Evaluated]:
-    """What was tried; nothing where stages share ranks, or devices do not say what they have."""
+    """What was tried; nothing where stages have copies, or share ranks without pairs, or devices do not say what they have."""
     layout = best.layout
     limits = [context.fabric.device(d).memory_bytes for d in best.placement]
-    if len(layout.placement) > 1 or len(layout.stages) != layout.pipeline or not all(limits):
+    shared = len(layout.stages) != layout.pipeline and not any(best.candidate.pairs)
+    if len(layout.placement) > 1 or shared or not all(limits):
         return []
     needs, stages, tried = _needs_bytes(best), _stages(best), list[Evaluated]()
     for p, stage in enumerate(stages):
@@ -100,11 +101,12 @@ def _stages(best: Evaluated) -> list[_Stage]:
     flight, segment = peaks_in_flight(layout, best.candidate.orders), {s.key: s for s in layout.segments}
     size = {v.name: v.size_bytes // (layout.tensor if v.split is not None else 1) for v in layout.values}
     found = []
-    for stage in layout.stages:
-        groups = [g for g in layout.forward_again or () if segment[g[0]].stage == stage.index]
+    for p in range(layout.pipeline):
+        mine = [k for k, _ in layout.hosted(p)]
+        groups = [g for g in layout.forward_again or () if segment[g[0]].stage in mine]
         layer_bytes = []
         for group in groups:
             kept = {v for key in group for v in remade[key]}
-            layer_bytes.append(flight[stage.index] * (sum(segment[key].saved_bytes for key in group) + sum(size[v] for v in kept)))
+            layer_bytes.append(flight[segment[group[0]].stage] * (sum(segment[key].saved_bytes for key in group) + sum(size[v] for v in kept)))
         found.append(_Stage(groups, layer_bytes, 0, len(groups) + 1))
     return found

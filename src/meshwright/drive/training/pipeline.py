@@ -23,10 +23,12 @@ from ...decide.pipeline import CITES, STRATEGIES, OneFOneB, PipelineProblem, Pip
 from ...decide.pipeline.orders import kept_peak_bytes, times
 from ...decide.strategies import cite_of
 from ...errors import Infeasible, MeshwrightError, Unsupported, UsageError
+from ...plan.context import layout_exchanges
 from ...plan.plan import Plan
 from ..pipeline.pipelines import Wanted, default_candidates, make_strategy, schedule_label
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated
+from .pairs import exchanges_s, pairs_of
 from .schedules import actions_of, layout_problem, scheduled
 from .sharding import ShardingWanted, as_wanted
 from .wishes import LayoutWanted
@@ -121,6 +123,7 @@ class Schedule(Decision):
         if words:
             options |= {"schedule": best.candidate.schedule, "stages": len(layout.stages), "split_backward": layout.split_backward}
             options |= {"copies": max(1, len(layout.placement))}
+            options |= {"pairs": n} if (n := sum(map(len, best.candidate.pairs))) and layout_exchanges(layout) else {}
         if layout.pipeline == 1:
             return {"pipeline": {"strategy": name, "options": options, "why": "one stage: nothing to order", "cite": []}}
         why = _why(best, found.judged) if asked == "auto" else "as asked" if words else "the default"
@@ -210,7 +213,10 @@ class _Chooser:
                 continue
             name, placement = (base.placement_name, base.placement) if base.placement else next(self.context.placements(candidate.layout))
             lazy = self.lazily.get(_key(candidate)) if candidate.sharding.copied else None
-            for c in (candidate, lazy):
+            # Links that both halves wait for may make a pair longer than its halves in a row, which costs little to look at in small programs.
+            paired = any(candidate.pairs) and not self.context.is_large(candidate)
+            row = replace(candidate, pairs=(), schedule=f"{candidate.schedule} overlap=False") if paired else None
+            for c in (candidate, lazy, row):
                 limit = min((e.time_s for e in (*self.judged, *self.made) if e.fits), default=float("inf"))
                 self.made += self.scouts.judge(c, placement, name, limit) if c is not None else []
 
@@ -250,11 +256,16 @@ class _Chooser:
             raise Infeasible(cut.why, hint="fewer stages per rank (chunks), a smaller pipeline degree, or another schedule")
         context, graph = self.context, self.context.evaluator.graph_for(cut.layout)
         placement = base.placement or tuple(d.name for d in context.fabric.devices)
-        problem = layout_problem(cut.layout, graph, context.fabric, context.cost, placement, devices=depth, prices=context.evaluator.prices)
+        posed = partial(layout_problem, cut.layout, graph, context.fabric, context.cost, placement, devices=depth, prices=context.evaluator.prices)
+        problem = timed = posed()
+        if layout_exchanges(cut.layout):  # clocked with them, and planned by them where pairs hide some
+            timed = posed(exchange_s=exchanges_s(cut.layout, context.fabric, context.cost, placement, context.evaluator.exchanges))
+            problem = timed if made.traits.pairs else problem
         schedule = made.plan(problem, rng=np.random.default_rng(context.job.seed))
         layout = scheduled(cut.layout, graph, schedule)
         candidate = replace(
-            cut, degrees=degrees, layout=layout, estimate_s=times(problem, schedule).makespan_s, schedule=label, orders=actions_of(schedule),
+            cut, degrees=degrees, layout=layout, estimate_s=times(timed, schedule).makespan_s, schedule=label, orders=actions_of(schedule),
+            pairs=pairs_of(schedule),
         )  # fmt: skip
         return candidate, max(kept_peak_bytes(problem, schedule))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ...cost import Cost, Priced
 from ...decide.pipeline import PipelineProblem, Schedule
@@ -39,12 +39,13 @@ def scheduled(layout: TrainingLayout, graph: OpGraph, schedule: Schedule) -> Tra
 
 def layout_problem(
     layout: TrainingLayout, graph: OpGraph, fabric: Fabric, cost: Cost, placement: tuple[str, ...], *, devices: int,
-    prices: Prices | None = None,
+    prices: Prices | None = None, exchange_s: Sequence[float] = (),
 ) -> PipelineProblem:  # fmt: skip
     """What a schedule on `devices` pipeline indices must order, of a layout with one index per stage (several stages per device in a row).
 
     Times by `prices` where they have one, else by `cost`; messages take the slowest link of the fabric. `placement`: of the ranks of a layout with
-    `devices` indices. It is the planners' view: what is printed and compared comes from the lowered program.
+    `devices` indices. It is the planners' view: what is printed and compared comes from the lowered program. `exchange_s`: of a forward's exchanges
+    among experts, by stage of the layout; in a pair they pass beside the other half.
     """
     chunks = len(layout.stages) // devices
     first = fabric.devices[0]  # the one that measured prices are for
@@ -82,9 +83,13 @@ def layout_problem(
     limits = [min(d.memory_bytes for d in row) for row in hosts]
     backward, inputs, later = seconds("B"), seconds("I"), seconds("W")
     halves = not any(inputs) and not any(later)
+    forward, inputs = seconds("F"), [b / 2 for b in backward] if halves else inputs
+    exchanged = [sum(exchange_s[d * chunks : (d + 1) * chunks]) for d in range(devices)] if any(exchange_s) else None
+    if exchanged is not None:
+        forward, backward, inputs = ([a + x for a, x in zip(row, exchanged, strict=True)] for row in (forward, backward, inputs))
     return PipelineProblem.of(
-        devices, layout.microbatches, forward_s=seconds("F"), backward_s=backward,
-        input_grad_s=[b / 2 for b in backward] if halves else inputs, weight_grad_s=[b / 2 for b in backward] if halves else later,
+        devices, layout.microbatches, forward_s=forward, backward_s=backward, exchange_s=exchanged, input_grad_s=inputs,
+        weight_grad_s=[b / 2 for b in backward] if halves else later,
         activation_bytes=kept, message_bytes=sent, weight_bytes=weights, speeds=speeds, data=layout.data,
         p2p_latency_s=max((x.latency_s for x in fabric.links), default=0.0) + 2 * cost.transport.per_message_s,
         p2p_rate_Bps=min((x.rate_Bps for x in fabric.links), default=1 << 62), memory_cap_bytes=limits if all(limits) else None,
