@@ -139,12 +139,13 @@ def combine_round(blocks, b, pool, first, workers, span, top):  # type: ignore[n
     Returns its bytes; -1: the workers are not in the same block.
     """
     number = pool[first, 1]
-    final, state = np.bool_(True), blocks.state
+    final: np.bool_ = np.bool_(True)
+    state = blocks.state
     for w in range(workers):
         if pool[first + w, 1] != number:
             return -1
         if pool[first + w, 0] & MORE:
-            final = False
+            final = np.bool_(False)
     base = np.int64(number) * span
     if state[b, BLOCK] != number + 1:
         clear(blocks, b, span, top)
