@@ -37,12 +37,16 @@ MODELS: dict[str, tuple[int, dict[int, int], float, int, int]] = {
     "qwen3_235b": (32, {256: 1024, 2048: 4096}, 21.5e9, 94, 8192),
 }  # fmt: skip
 # name -> devices -> degrees and recomputation of a plan
-PLANS: dict[str, dict[int, str]] = {
-    "mixtral_8x22b": {256: "--dp 256 --tp 1 --pp 1 --ep 8 --zero 3", 2048: "--dp 2048 --tp 1 --pp 1 --ep 8 --zero 3"},
-    "deepseek_v3": {
-        256: "--dp 256 --tp 1 --pp 1 --ep 64 --zero 3 --recompute layers", 2048: "--dp 1024 --tp 2 --pp 1 --ep 64 --zero 3 --recompute layers",
-    },
-    "qwen3_235b": {256: "--dp 64 --tp 4 --pp 1 --ep 32 --zero 3 --recompute full", 2048: "--dp 512 --tp 4 --pp 1 --ep 32 --zero 3"},
+PLANS: dict[str, tuple[tuple[int, str], ...]] = {  # devices and flags
+    "mixtral_8x22b": ((256, "--dp 256 --tp 1 --pp 1 --ep 8 --zero 3"), (2048, "--dp 2048 --tp 1 --pp 1 --ep 8 --zero 3")),
+    "deepseek_v3": (
+        (256, "--dp 256 --tp 1 --pp 1 --ep 64 --zero 3 --recompute layers"), (2048, "--dp 1024 --tp 2 --pp 1 --ep 64 --zero 3 --recompute layers"),
+    ),
+    "qwen3_235b": (
+        (256, "--dp 64 --tp 4 --pp 1 --ep 32 --zero 3 --recompute full"),
+        (256, "--dp 16 --tp 2 --pp 8 --ep 32 --zero 1 --recompute layers --pipeline dualpipe-v"),  # the published degrees, with pairs
+        (2048, "--dp 512 --tp 4 --pp 1 --ep 32 --zero 3"),
+    ),
 }  # fmt: skip
 PUBLISHED: dict[str, list[dict[str, Any]]] = {
     "deepseek_v3": [
@@ -104,7 +108,7 @@ def planned(name: str, devices: int, graph: Path, capture_s: float) -> dict[str,
     }  # fmt: skip
 
 
-def bounds(name: str, devices: int, graph: Path) -> dict[str, Any]:
+def bounds(name: str, devices: int, degrees: str, graph: Path) -> dict[str, Any]:
     """The two bounds of `layout search`: of any layout by its layer table, and of the family of the plan's degrees, in seconds."""
     from meshwright.decide.layout.mixed.bounds import layout_bounds
     from meshwright.drive.layout.search import find_layouts
@@ -114,29 +118,28 @@ def bounds(name: str, devices: int, graph: Path) -> dict[str, Any]:
     from meshwright.plan.precision import MIXED
     from meshwright.probe.costs.name import load_cost
 
-    flags = PLANS[name][devices].split()
+    flags = degrees.split()
     data, tensor, pipeline, expert, level = (int(flags[flags.index(flag) + 1]) for flag in ("--dp", "--tp", "--pp", "--ep", "--zero"))
     fabric, captured_graph = read_fabric(f"dgx-h100:{devices // 8}"), read_graph(graph)
     found = find_layouts(
         lambda batch: at_batch(captured_graph, batch), fabric, load_cost("roofline", fabric), global_batch=MODELS[name][1][devices], precision=MIXED,
         microbatches=(1,), tensors={1, 2, tensor}, levels=(level,), methods=("grid",), contexts=(1,), experts=expert, simulated=1, refine=0,
     )  # fmt: skip
-    degrees = data, tensor, pipeline
     mine = next(
         c for j in (*found.found.ranked, *found.found.others) for c in [j.candidate]
-        if (c.layout.data, c.layout.stages[0].replicas[0].tensor, len(c.layout.stages)) == degrees
+        if (c.layout.data, c.layout.stages[0].replicas[0].tensor, c.layout.pipeline) == (data, tensor, pipeline)
     )  # fmt: skip
     made = layout_bounds(found.problem, mine)
     return {"universal_bound_s": made.universal_s, "family_bound_s": made.family_s, "family": made.family}
 
 
-def proved(name: str, devices: int, graph: Path, capture_s: float, folder: Path) -> dict[str, Any]:
+def proved(name: str, devices: int, degrees: str, graph: Path, capture_s: float, folder: Path) -> dict[str, Any]:
     """A plan that is written, read and checked, and what its program needs."""
-    path = folder / f"{name}-{devices // 8}.json.gz"
-    kept = path.with_name(f"{name}-{devices // 8}.seconds.json")
+    made = f"{name}-{devices // 8}-{degrees.replace(' ', '')}"
+    path, kept = folder / f"{made}.json.gz", folder / f"{made}.seconds.json"
     if not kept.exists():
         given = ("--graph", str(graph), "--fabric", f"dgx-h100:{devices // 8}", "--global-batch", str(MODELS[name][1][devices]))
-        how = (*PLANS[name][devices].split(), "--microbatch", "1", "--precision", "mixed", "--pipeline", "1f1b")
+        how = ("--microbatch", "1", "--precision", "mixed", *(() if "--pipeline" in degrees else ("--pipeline", "1f1b")), *degrees.split())
         plan_s, text = command("train", "plan", *given, *how, "--out", str(path), may_refuse=True)
         check_s, verdict = command("train", "check", str(path)) if path.exists() else (0.0, "")
         said = {"plan": text.partition("plan written")[0], "check": verdict.replace(f"{path}: ", "")}
@@ -144,12 +147,12 @@ def proved(name: str, devices: int, graph: Path, capture_s: float, folder: Path)
     took, batch = json.loads(kept.read_text()), MODELS[name][1][devices]
     row = {
         "what": f"{name} on {devices} H100s: capture and plan", "value": capture_s + took["plan_cpu_s"], "unit": "CPU seconds", "limit": LIMIT_S,
-        "capture_cpu_s": capture_s, **took, "degrees": PLANS[name][devices], "global_batch": batch, "published": published(name),
+        "capture_cpu_s": capture_s, **took, "degrees": degrees, "global_batch": batch, "published": published(name),
     }  # fmt: skip
     if not path.exists():
         return row
     plan = json.loads(gzip.decompress(path.read_bytes()))
-    found, bound_s, two = plan["prediction"], float(Fraction(plan["bound"]["value"])), bounds(name, devices, graph)
+    found, bound_s, two = plan["prediction"], float(Fraction(plan["bound"]["value"])), bounds(name, devices, degrees, graph)
     tokens = batch * SEQUENCE / found["time_s"] / devices
     # The table prices experts that data replicas divide. Where tensor ranks divide them further, the plan is in none of its families.
     of_table = plan["decisions"]["experts"]["options"].get("tensor", 1) == 1
@@ -174,8 +177,8 @@ def main() -> None:
         for name in args.shapes:
             graph, capture_s = captured(name, args.graphs or Path(folder))
             if args.plans:
-                for devices in PLANS.get(name, {}):
-                    rows.append(row := proved(name, devices, graph, capture_s, args.graphs or Path(folder)))
+                for devices, degrees in PLANS.get(name, ()):
+                    rows.append(row := proved(name, devices, degrees, graph, capture_s, args.graphs or Path(folder)))
                     step = "step {step_s:.4g} s, {memory_bytes} bytes, worst {worst_order_bytes}" if "step_s" in row else "{plan}"
                     print(f"{{what}}: {{value:.0f}} s; {step}".format(**row), flush=True)
                     mine = [r for r in rows if r["what"].startswith(name)]
