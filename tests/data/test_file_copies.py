@@ -88,6 +88,22 @@ def test_a_file_that_changes_and_one_that_is_gone(files):
     kept.close()
 
 
+def test_a_file_that_is_written_anew_with_as_many_bytes(files):
+    """As when labels or pictures are put right between epochs: what was copied before is not served any more."""
+    kept = Kept(Listed(files), 6 * 8192, medium="shared-memory")
+    assert kept[2][0] == bytes([2]) * 5000
+    (files / "2").write_bytes(bytes([9]) * 5000)
+    os.utime(files / "2", ns=(0, 1))  # another time than before, however coarse the clock of files is
+    assert kept[2][0] == bytes([9]) * 5000 and kept.dataset.read[-1].startswith(str(SHARED_MEMORY))
+    other = Kept(Listed(files), 6 * 8192, medium="shared-memory")  # a job that comes later takes the same copies
+    assert other[2][0] == bytes([9]) * 5000
+    (files / "2").write_bytes(bytes([8]) * 5000)
+    os.utime(files / "2", ns=(0, 2))
+    assert not kept._copies.has(str(files / "2")) and other.readmit() > 0
+    kept.close()
+    other.close()
+
+
 def test_full_memory_is_done_without(files, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -111,6 +111,41 @@ def test_a_file_that_its_owner_cannot_read(cluster, paths):
         cluster[0][index]
 
 
+def test_a_file_that_has_grown_is_not_cut_off(cluster, paths):
+    for owner in (0, 1):  # this node, another one
+        index = cluster[0].owner.index(owner)
+        kept = Path(paths[index]).read_bytes()
+        Path(paths[index]).write_bytes(kept + b"more")
+        with pytest.raises(UsageError, match=rf"has grown from {len(kept)} to {len(kept) + 4} bytes"):
+            cluster[0][index]
+        Path(paths[index]).write_bytes(kept)
+        assert cluster[0][index] == kept
+
+
+def test_another_program_at_a_nodes_address(paths):
+    """An SSH server, say, which speaks first: eight of its letters would be a size."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        names = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{listener.getsockname()[1]}"]
+        node = PeerFiles(paths, names, 0, 24 * 8192, serve=False, timeout_s=100)
+        node.owner = [1] * 24
+
+        def speak() -> None:
+            channel, _ = listener.accept()
+            channel.sendall(b"SSH-2.0-OpenSSH_9.2p1\r\n")
+            with contextlib.suppress(OSError):
+                channel.recv(4096)
+            channel.close()
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        with pytest.raises(RunError, match="node 1 sends what no node sends"):
+            node[0]
+        thread.join()
+        node.close()
+
+
 def test_a_copy_in_a_worker_has_connections_of_its_own(cluster, paths):
     index = cluster[0].owner.index(2)
     cluster[0][index]

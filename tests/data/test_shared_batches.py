@@ -7,9 +7,11 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import uuid
@@ -281,6 +283,43 @@ def test_shared_memory_that_is_full(name, monkeypatch):
     monkeypatch.setattr(Path, "open", full)
     with SharedLoader(Items(3), 3, name=name, jobs=1, collate_fn=list, timeout_s=1.0) as loader, pytest.raises(RunTimeout):
         next(iter(loader))  # nobody can write, not even what is wrong
+
+
+def test_a_table_that_does_not_fit_into_shared_memory(tmp_path):
+    """The kernel ends a process with SIGBUS where it writes to a page that there is no room for: the room is taken before."""
+    code = textwrap.dedent("""
+        import os, sys
+        from pathlib import Path
+        from meshwright.data.board import Board
+        from meshwright.errors import RunError
+        try:
+            Board(Path(sys.argv[1]) / "x", 1000, 7, 2, os.getpid())
+        except RunError as error:
+            print(error.data["needed_bytes"], os.listdir(sys.argv[1]))
+    """)
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=8k none "$1" && exec "$2" -c "$3" "$1"', "sh"]
+    done = subprocess.run([*words, str(tmp_path), sys.executable, code], capture_output=True, text=True, timeout=600)
+    if "unshare:" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no file system of one's own: {done.stderr.strip()[:200]}")
+    assert (done.returncode, done.stdout) == (0, f"{8 * (8 + 32 * 4 + 3 * 1001)} []\n"), done.stderr
+
+
+def test_a_folder_that_the_last_job_takes_away_is_made_again(tmp_path, monkeypatch):
+    """A job that came while another ended waited for a lock on what was then removed: it begins anew, and holds no file of the old one."""
+    real, seen = board.Board._removed, []
+
+    def removed(self) -> bool:
+        if not seen:
+            seen.append(self._fd)
+            shutil.rmtree(self.folder)
+        return real(self)
+
+    monkeypatch.setattr(board.Board, "_removed", removed)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    table = board.Board(tmp_path / "x", 4, 7, 1, os.getpid())
+    assert table.present() == 1 and table.begun and (tmp_path / "x" / "board").exists()
+    table.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before and len(seen) == 1
 
 
 def test_batches_arrive_as_they_were():

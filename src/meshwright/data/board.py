@@ -10,9 +10,11 @@ as it should be, and the kernel takes the lock back. So no coordinator can be lo
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..errors import RunError, UsageError
 from ..run.machine.cpu_quota import process_start_ticks
 
 __all__ = ["MAX_JOBS", "Board"]
@@ -39,27 +41,46 @@ class Board:
     """The table of a folder. Every process opens its own: a lock belongs to whoever opened the file.
 
     `pid`: the job that joins (`number` is its place); a worker gives none. A table in which nobody lives is made anew, unless it need not be `fresh`.
-    Raises: UsageError for a job that shares other batches than the living, or one too many.
+    Raises: UsageError for a job that shares other batches than the living, or one too many; RunError where shared memory is full.
     """
 
     def __init__(self, folder: Path, batches: int, fingerprint: int, jobs: int, pid: int = 0, *, fresh: bool = True) -> None:
         self.folder, self.batches, self._fresh = folder, batches, fresh
         self._facts = (batches, fingerprint, jobs)
         while True:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._fd = os.open(folder / "board", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with self._room():
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._fd = os.open(folder / "board", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                with self.locked():
-                    if self._removed():
-                        os.close(self._fd)
-                        continue
-                    self._begin()
-                    self.number = self.join(pid) if pid else -1
-                    return
+                with self.locked(), self._room():
+                    if not self._removed():
+                        self._begin()
+                        self.number = self.join(pid) if pid else -1
+                        return
+                os.close(self._fd)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.close(self._fd)
                 raise
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """Raises: RunError where the file system is full."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            size, free = 8 * self._words, shutil.disk_usage(self.folder.parent).free
+            raise RunError(
+                f"the table of {self.batches} batches takes {size} bytes of shared memory, {free} are free", where=str(self.folder),
+                hint="remove what lies in /dev/shm, or give it more room (mount -o remount,size=..., docker run --shm-size)",
+                data={"needed_bytes": size, "free_bytes": free},
+            ) from None  # fmt: skip
+
+    @property
+    def _words(self) -> int:
+        return HEAD + MAX_JOBS * JOB + WINDOW * (self.batches + 1)
 
     def _removed(self) -> bool:
         """Whether the last job took the folder away while this process waited for the lock."""
@@ -69,7 +90,7 @@ class Board:
             return True
 
     def _begin(self) -> None:
-        words = HEAD + MAX_JOBS * JOB + WINDOW * (self.batches + 1)
+        words = self._words
         data = os.pread(self._fd, 8 * (HEAD + MAX_JOBS * JOB), 0)
         found = np.frombuffer(data, np.int64) if len(data) == 8 * (HEAD + MAX_JOBS * JOB) else np.zeros(HEAD + MAX_JOBS * JOB, np.int64)
         jobs = found[HEAD:].reshape(MAX_JOBS, JOB)
@@ -86,6 +107,11 @@ class Board:
             for path in self.folder.iterdir():
                 if path.name != "board":
                     path.unlink(missing_ok=True)
+            try:
+                os.posix_fallocate(self._fd, 0, 8 * words)  # full shared memory is an error here, not a SIGBUS where a word is written
+            except OSError:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                raise
         self._map = mmap.mmap(self._fd, 8 * words)
         self._all: NDArray[np.int64] = np.frombuffer(self._map, np.int64)
         self.jobs: NDArray[np.int64] = self._all[HEAD : HEAD + MAX_JOBS * JOB].reshape(MAX_JOBS, JOB)

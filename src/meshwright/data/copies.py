@@ -68,18 +68,19 @@ class Copies:
         name = self.names.get(path)
         if name is None:
             return path
-        mine = self.folder / name
-        size = pages.file_bytes(path)
-        if size != self.sizes[path]:  # it changed: its bytes were counted otherwise
+        mine, found = self.folder / name, os.stat(path)  # noqa: PTH116  # by a text, for each item that is read
+        if found.st_size != self.sizes[path]:  # it changed: its bytes were counted otherwise
             return path
-        if not mine.exists() and not self._copied(path, mine):
+        if not _is_of(mine, found) and not self._copied(path, mine, found):
             return path
         return str(mine)
 
-    def _copied(self, path: str, mine: Path) -> bool:
+    def _copied(self, path: str, mine: Path, found: os.stat_result) -> bool:
+        """A copy carries its file's time of change from before it was made: one that is written meanwhile or later is copied again."""
         partial = mine.with_name(f".{mine.name}-{os.getpid()}")
         try:
             shutil.copyfile(path, partial)
+            os.utime(partial, ns=(found.st_mtime_ns, found.st_mtime_ns))
             partial.rename(mine)
         except OSError as error:
             partial.unlink(missing_ok=True)
@@ -91,12 +92,21 @@ class Copies:
         return True
 
     def has(self, path: str) -> bool:
-        """Whether there is a copy of it."""
-        return path in self.names and (self.folder / self.names[path]).exists()
+        """Whether there is a copy of it as it is now. Raises: OSError for a file that is gone."""
+        return path in self.names and _is_of(self.folder / self.names[path], os.stat(path))  # noqa: PTH116
 
     def close(self) -> None:
         """This process does without; the last one removes them."""
         self._end()
+
+
+def _is_of(mine: Path, found: os.stat_result) -> bool:
+    """Whether the copy is there, and the file was not written since."""
+    try:
+        made = mine.stat()
+    except FileNotFoundError:
+        return False
+    return (made.st_size, made.st_mtime_ns) == (found.st_size, found.st_mtime_ns)
 
 
 def _ended(lock: int, pid: int, root: Path) -> None:

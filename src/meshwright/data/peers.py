@@ -59,6 +59,8 @@ class PeerFiles:
         process's memory limit less a quarter, which must then be the same everywhere).
     serve: one process of each node serves, by a thread; loaders' workers and other ranks of the node are given `serve=False`, or a pickled copy.
 
+    A file that is shorter or longer than when this was made is refused, with its name.
+
     Raises: UsageError for nodes that are not addresses, a budget above the limit; PortInUse; RunError where a node has other files.
     """
 
@@ -101,7 +103,7 @@ class PeerFiles:
         return self.transform(data) if self.transform else data
 
     def read(self, index: int) -> bytes:
-        """The bytes of a file: from here where this node keeps it, from its owner, or from storage. Raises: OSError."""
+        """The bytes of a file: from here where this node keeps it, from its owner, or from storage. Raises: OSError; UsageError where it changed."""
         if self._pid != os.getpid():  # a forked worker must not share its parent's connections
             self._clear()
         owner = self.owner[index]
@@ -110,7 +112,9 @@ class PeerFiles:
             if data is not None:
                 self.served.peer_bytes += len(data)
                 return data
-        path, offset, _ = self.files[index]
+        path, offset, length = self.files[index]
+        if not length and (size := pages.file_bytes(path) - offset) > self.sizes[index]:
+            raise UsageError(f"has grown from {self.sizes[index]} to {size} bytes", where=path, hint="the file changed: make the dataset again")
         data = pages.read(path, offset, self.sizes[index])
         if owner == self.node:
             self.served.local_bytes += len(data)
@@ -120,7 +124,8 @@ class PeerFiles:
         return data
 
     def _asked(self, owner: int, index: int) -> bytes | None:
-        """What the owner sends; None where it does not answer, which is noted for a while. Raises: RunError where it has other files."""
+        """What the owner sends; None where it does not answer, which is noted for a while. Raises: RunError where it has other files, or is
+        no node."""
         if self._down.get(owner, 0.0) > time.monotonic():
             return None
         for fresh in (False, True):  # a connection that was kept may have been closed meanwhile
@@ -134,6 +139,9 @@ class PeerFiles:
                 if size == OTHER_FILES:
                     where = ":".join(map(str, self.nodes[owner]))
                     raise RunError(f"node {owner} has other files, sizes, nodes or budgets", where=where, hint="start all alike")
+                if size not in (-1, self.sizes[index]):
+                    where = ":".join(map(str, self.nodes[owner]))
+                    raise RunError(f"node {owner} sends what no node sends", where=where, hint="another program listens there: give it another port")
                 data = bytes(exactly(channel, size)) if size >= 0 else None
                 self._sockets[owner] = channel
                 return data
@@ -195,13 +203,16 @@ class _Server:
                 if not 0 <= index < len(files) or files.owner[index] != files.node:
                     channel.sendall(ANSWER.pack(-1))
                     continue
-                path, offset, _ = files.files[index]
+                path, offset, length = files.files[index]
                 try:
                     file = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115  # by a text, as often as items are asked for
                 except OSError:
                     channel.sendall(ANSWER.pack(-1))
                     continue
                 with file:
+                    if not length and os.fstat(file.fileno()).st_size != offset + files.sizes[index]:  # it changed: whoever asks looks for itself
+                        channel.sendall(ANSWER.pack(-1))
+                        continue
                     channel.sendall(ANSWER.pack(files.sizes[index]))
                     if channel.sendfile(file, offset, files.sizes[index]) != files.sizes[index]:
                         return  # it became shorter: the other side sees the end
